@@ -1,6 +1,6 @@
 """Compute a step's FLOPs and bytes by layer and by operator.
 
-A layer's FLOPs are those of its operators that have a formula. `uncounted_ops` lists the time of the other operators.
+A layer's FLOPs are the sum over its operators that have a formula. `uncounted_ops` lists the time of all others.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ _AMOUNTS = ("flops", "bytes", "uncounted")
 
 
 def counted_ops(recording: Recording, attribution: Attribution, calls: pd.DataFrame) -> pd.DataFrame:
-    """Add the owner to each counted operator.
+    """Add the block and layer that own each counted operator.
 
     Parameters
     ----------
     recording, attribution
-        The counted step.
+        The recording of the counted step, and its attribution.
     calls : DataFrame
-        Indexed by call number: ``op``, ``flops`` (NA without a formula), ``bytes``, ``dtype``.
+        ``op``, ``flops`` (NA if there is no formula), ``bytes`` and ``dtype``, indexed by call number.
 
     Returns
     -------
     DataFrame
-        `calls` with ``block`` (position among the blocks, -1 outside the step), ``span`` (position of the layer span
-        that owns it, -1 for none), ``layer`` (row of the layers' table, empty for none), ``direction`` and ``phase``.
+        `calls` with the additional columns ``block`` (index of the block, -1 outside the step), ``span`` (index of the
+        layer span that owns it, -1 if there is none), ``layer`` (row in the layer table, empty if there is none),
+        ``direction`` and ``phase``.
     """
     block = _block_of_calls(recording, attribution).reindex(calls.index, fill_value=NONE).to_numpy()
     cells = attribution.cells
-    owners = np.append(owner_names(recording, attribution), "")  # the last of each is for no block
+    owners = np.append(owner_names(recording, attribution), "")  # the last element of each is for calls without a block
     direction, phase = (np.append(cells[name].to_numpy(dtype=object), "") for name in ("direction", "phase"))
     return calls.assign(
         op=calls["op"].astype(TEXT),
@@ -55,10 +56,10 @@ def counted_ops(recording: Recording, attribution: Attribution, calls: pd.DataFr
 
 
 def _block_of_calls(recording: Recording, attribution: Attribution) -> pd.Series:
-    """Return the block of each counted operator's span, indexed by the operator's number."""
+    """Return the block that contains each counted operator's span, indexed by the operator's number."""
     names, host = recording.events["name"], attribution.host
     number = of_labels(names, partial(number_behind, OP_SPAN), NONE)[host.rows]
-    # A user's range may have such a name.
+    # A user range may have the same name.
     ours = (number != NONE) & (recording.events["category"] == SPAN_CATEGORY).to_numpy()[host.rows]
     found = pd.Series(host.block[ours], index=number[ours])
     return found[~found.index.duplicated()]
@@ -76,7 +77,7 @@ def arithmetic_per_span(attribution: Attribution, counted: pd.DataFrame) -> dict
 
 
 def special_arithmetic(counted: pd.DataFrame) -> pd.DataFrame:
-    """Return the same sums for the rows of the layers' table that are not modules, by row."""
+    """Return the same sums for the rows in the layer table that are not modules, by row."""
     rows = counted[(counted["span"] == NONE) & (counted["layer"] != "")]
     return _by_direction(rows, "layer", (rows["phase"] == "forward").map({True: "forward", False: "backward"}))
 
@@ -92,12 +93,12 @@ def _by_direction(calls: pd.DataFrame, by: str, direction: pd.Series) -> pd.Data
 
 
 def work_by(counted: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Return the work by ``layer`` (each row of the layers' table, excluding child layers) or by ``op``.
+    """Return the work by ``layer`` (each row in the layer table, excluding child layers) or by ``op``.
 
-    The columns are ``calls`` (of operators), ``uncounted`` (how many of the calls were not counted), ``flops`` (of the
-    other calls), ``bytes``, and ``dtype`` (the dtype with the most FLOPs; among equals, the one with the most bytes,
-    and then the first name). FLOPs are missing if no call had a formula, or if calls with a formula did no arithmetic
-    and other calls had no formula.
+    The columns are ``calls`` (number of operator calls), ``uncounted`` (number of calls without a formula), ``flops``
+    (of all other calls), ``bytes``, and ``dtype`` (the dtype with the most FLOPs; ties are broken by the number of
+    bytes and then by name). FLOPs are missing if none of the calls had a formula. They are also missing if the calls
+    with a formula did no arithmetic and there were other calls without a formula.
     """
     counted = counted[counted[by] != ""]
     unknown = counted["flops"].isna()
@@ -114,15 +115,15 @@ def work_by(counted: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def main_dtype(counted: pd.DataFrame) -> str | None:
-    """Return the dtype of most of a step's FLOPs, or ``None`` if there are no FLOPs."""
+    """Return the dtype with the most FLOPs in a step, or ``None`` if there are no FLOPs."""
     flops = counted.groupby("dtype")["flops"].sum()
     return str(flops.idxmax()) if len(flops) and flops.max() > 0 else None
 
 
 def time_by_layer(recording: Recording, attribution: Attribution) -> pd.DataFrame:
-    """Return the self time per step of each row of the layers' table.
+    """Return the self time per step of each row in the layer table.
 
-    The columns are host ``ms`` without tracing overhead, and ``gpu_ms``.
+    The columns are ``ms`` (host time without tracing overhead) and ``gpu_ms``.
     """
     cells = attribution.cells[["corrected_ns", "gpu_ns"]]
     sums = cells.groupby(owner_names(recording, attribution)).sum() / 1e6 / max(attribution.steps, 1)
@@ -132,15 +133,15 @@ def time_by_layer(recording: Recording, attribution: Attribution) -> pd.DataFram
 def time_by_op(recording: Recording, attribution: Attribution, names: Iterable[str]) -> pd.DataFrame:
     """Return the time per traced step of each counted operator: ``ms`` on the host and ``gpu_ms``.
 
-    Operators call each other, so an operator's time includes everything inside its outermost call. Work around
-    operators, such as the work of autograd and the dispatcher, does not belong to any operator.
+    Operators can call each other, so an operator's time includes everything inside its outermost call. Work outside
+    operators, such as that of autograd and the dispatcher, does not belong to any operator.
 
     Parameters
     ----------
     recording, attribution
-        The traced steps.
+        The recording of the traced steps, and its attribution.
     names : iterable of str
-        The counted operators.
+        The names of the counted operators.
     """
     host, calls = attribution.host, op_times(recording, attribution.host)
     counted = host.is_op & is_one_of(recording.events["name"], frozenset(names))[host.rows]
@@ -159,13 +160,13 @@ def uncounted_ops(counted: pd.DataFrame, times: pd.DataFrame, whole_ms: float, *
     Parameters
     ----------
     counted : DataFrame
-        From `counted_ops`.
+        The result of `counted_ops`.
     times : DataFrame
-        From `time_by_op`.
+        The result of `time_by_op`.
     whole_ms : float
-        The duration of a traced step, or with `on_gpu`, of all its GPU work.
+        The duration of a traced step or, if `on_gpu` is true, of all of its GPU work.
     on_gpu : bool
-        Report GPU times.
+        Whether to report GPU times.
     """
     unknown = counted["flops"].isna().groupby(counted["op"]).agg(["sum", "mean"])
     unknown = unknown[unknown["sum"] > 0]

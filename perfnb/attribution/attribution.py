@@ -1,4 +1,4 @@
-"""Compute cells: each block's own time in the traced steps, with one phase and one owner."""
+"""Compute cells, which contain each block's own time in the traced steps, with a phase and an owner."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from perfnb.trace_names import DEVICE_WORK, PIECE
 
 @dataclass(frozen=True)
 class Attribution:
-    """Which layers and phases own the time of the traced steps."""
+    """The attribution of the traced steps' time to layers and phases."""
 
-    #: Events and blocks.
+    #: The host's events and their blocks.
     host: Host
     #: One row per block of `host`, in the same order: ``step``, ``phase``, ``direction`` (forward, backward, recompute
-    #: or empty), ``span`` (position of the layer span that owns it, -1 for none), ``special`` (a row of the layers'
-    #: table that is not a module, or empty), ``ns`` (its share of the step's time), ``corrected_ns`` (the same without
-    #: tracing overhead), ``ops``, ``kernels``, ``gpu_ns``.
+    #: or empty), ``span`` (index of the layer span that owns it, -1 if there is none), ``special`` (a row in the layer
+    #: table that is not a module, or empty), ``ns`` (its contribution to the step's time), ``corrected_ns`` (the same
+    #: without tracing overhead), ``ops``, ``kernels``, ``gpu_ns``.
     cells: pd.DataFrame
-    #: How layer spans nest, by position in `cells`; a recomputed layer has the parent whose call it repeats.
+    #: The nesting of layer spans, by index in `cells`. A recomputed layer has the same parent as the call that it
+    #: repeats.
     spans: Forest
-    #: Number of traced steps.
+    #: The number of traced steps.
     steps: int
 
 
 def attribute(recording: Recording) -> Attribution:
-    """Find the phase and the owner of all time in a recording's traced steps."""
+    """Determine the phase and the owner of all of the time in a recording's traced steps."""
     events = recording.events
     raw = host_blocks(events)
     is_loss = recording.spans["loss"].reindex(raw.blocks["span"], fill_value=False)
@@ -71,7 +72,7 @@ def _direction(blocks: pd.DataFrame) -> npt.NDArray[np.object_]:
 def _owning_span(blocks: pd.DataFrame, owner: Ints, layer: Ints) -> Ints:
     """Return the layer span that owns each block.
 
-    It is the block itself, or for a backward node, the span where the node's forward op ran.
+    A layer span owns itself. A backward node is owned by the span where its forward op ran.
     """
     kind = blocks["kind"].to_numpy()
     span = np.where(kind == Kind.SPAN, np.arange(len(kind)), np.where(kind == Kind.NODE, owner, NONE))
@@ -79,7 +80,7 @@ def _owning_span(blocks: pd.DataFrame, owner: Ints, layer: Ints) -> Ints:
 
 
 def _special(cells: pd.DataFrame, blocks: pd.DataFrame, owner: Ints, accumulating: Bools) -> npt.NDArray[np.object_]:
-    """Return the row of the layers' table for forward and backward cells that no layer owns."""
+    """Return the row in the layer table for each forward or backward cell that does not belong to a layer."""
     kind, phase = blocks["kind"].to_numpy(), blocks["phase"].to_numpy(dtype=object)
     row = np.full(len(kind), "", dtype=object)
     in_scope = (phase == "forward") | (phase == "backward")
@@ -91,7 +92,7 @@ def _special(cells: pd.DataFrame, blocks: pd.DataFrame, owner: Ints, accumulatin
 
 
 def _own_time(host: Host) -> Floats:
-    """Return each block's duration, excluding the blocks inside it on any thread."""
+    """Return each block's duration, excluding all blocks inside it, regardless of their threads."""
     duration = (host.blocks["end"] - host.blocks["start"]).to_numpy(dtype=float)
     return np.maximum(duration - children_sums(host.forest.parent, duration), 0.0)
 
@@ -99,8 +100,8 @@ def _own_time(host: Host) -> Floats:
 def _part_that_counts(host: Host, own: Floats) -> Floats:
     """Return the fraction of each block's own time that counts towards the step.
 
-    It is 1 on the step's thread and 0 on other threads. In backward, nodes that ran on several threads at once share
-    the duration of their engine run.
+    The fraction is 1 on the step's thread and 0 on other threads. In backward, the duration of an engine run is divided
+    among the nodes if they ran on several threads at once.
     """
     kind, main = host.blocks["kind"].to_numpy(), host.blocks["main"].to_numpy(dtype=float)
     engine = outermost(host.forest, kind == Kind.ENGINE)
@@ -112,7 +113,7 @@ def _part_that_counts(host: Host, own: Floats) -> Floats:
 
 
 def _tracing_cost(ops: Ints, host: Host, recording: Recording) -> Floats:
-    """Return the tracing overhead in each block, caused by the ops, nodes and layer spans directly inside it."""
+    """Return the tracing overhead that the ops, nodes and layer spans directly inside each block cause."""
     cost = recording.meta.get("cost", {})
     kind = host.blocks["kind"].to_numpy()
     traced = ~is_derived(recording, host)
@@ -123,7 +124,7 @@ def _tracing_cost(ops: Ints, host: Host, recording: Recording) -> Floats:
 
 
 def is_derived(recording: Recording, host: Host) -> Bools:
-    """Return whether each block was added to the trace for a layer inside a compiled region."""
+    """Check for each block whether it was added to the trace for a layer inside a compiled region."""
     span = recording.derived_spans.reindex(host.blocks["span"], fill_value=False).to_numpy(dtype=bool)
     event = host.blocks["event"].to_numpy()
     piece = of_labels(recording.events["name"], PIECE.__eq__)[event] & (event != NONE)
@@ -131,9 +132,9 @@ def is_derived(recording: Recording, host: Host) -> Bools:
 
 
 def _spans_in_gaps(host: Host) -> Ints:
-    """Return the parents, except that a model's span belongs to the gap before it.
+    """Return the parent of each block, with models' spans moved into the gaps before them.
 
-    That gap contains the cost of opening the span.
+    The gap before a model's span contains the cost of opening the span.
     """
     blocks, parent = host.blocks, host.forest.parent.copy()
     kind, start, end = (blocks[name].to_numpy() for name in ("kind", "start", "end"))
@@ -145,7 +146,7 @@ def _spans_in_gaps(host: Host) -> Ints:
 
 
 def owner_names(recording: Recording, attribution: Attribution) -> npt.NDArray[np.object_]:
-    """Return the row of the layers' table that owns each block, or an empty value if no row does."""
+    """Return the row in the layer table that owns each block, or an empty value if there is none."""
     span = attribution.cells["span"].to_numpy()
     layer = layer_of_spans(recording, attribution.host)[span]
     names = np.append(recording.modules["name"].to_numpy(dtype=object), "")
@@ -153,9 +154,9 @@ def owner_names(recording: Recording, attribution: Attribution) -> npt.NDArray[n
 
 
 def layer_of_spans(recording: Recording, host: Host) -> Ints:
-    """Return the number of the layer whose span each block is.
+    """Return the layer number of each block that is a layer span.
 
-    The result is -1 for other blocks and for spans without a layer.
+    The result is -1 for all other blocks, and for spans without a layer.
     """
     return recording.span_layers.reindex(host.blocks["span"], fill_value=NONE).to_numpy()
 
@@ -163,7 +164,7 @@ def layer_of_spans(recording: Recording, host: Host) -> Ints:
 def blocks_of_events(events: pd.DataFrame, host: Host) -> Ints:
     """Return the block of each event, or -1 if it is unknown.
 
-    Host events are assigned by time, and device events by the call that launched them.
+    Host events are assigned based on time, and device events based on the call that launched them.
     """
     block = np.full(len(events), NONE, dtype=np.int64)
     block[host.rows] = host.block
@@ -173,9 +174,9 @@ def blocks_of_events(events: pd.DataFrame, host: Host) -> Ints:
 
 
 def _launches(events: pd.DataFrame, host: Host) -> tuple[Ints, Ints]:
-    """Return the rows of device work, and the call that launched each row.
+    """Return the rows of device work, and the call that launched each of them.
 
-    The call is an index into `host`, or -1 if it is unknown.
+    The calls are indices into `host`, or -1 if a call is unknown.
     """
     correlation = events["correlation"].to_numpy()
     places = np.flatnonzero(correlation[host.rows] != NONE)
@@ -186,10 +187,10 @@ def _launches(events: pd.DataFrame, host: Host) -> tuple[Ints, Ints]:
 
 
 def _on_device(recording: Recording, host: Host, own: Floats) -> tuple[Ints, Floats]:
-    """Return the number and duration of kernels launched from each block. Copies and memsets count as kernels.
+    """Return the number and duration of the kernels launched from each block, including copies and memsets.
 
-    Time launched by a kernel of compiled code is divided among the blocks of its layers in the same proportions as its
-    time on the host.
+    If a kernel in compiled code belongs to several layers, the device time that it launches is divided among their
+    blocks in the same proportions as its time on the host.
     """
     events, length = recording.events, len(host.blocks)
     device, launch = _launches(events, host)
@@ -209,7 +210,7 @@ def _on_device(recording: Recording, host: Host, own: Floats) -> tuple[Ints, Flo
         part = np.where(is_derived(recording, host), call_around(start, end), NONE)
         host_ns = np.bincount(part[part != NONE], weights=own[part != NONE], minlength=len(calls) + 1)
         call = call_around(host.starts[launch], host.starts[launch])
-        shared = host_ns[call] > 0  # the last is 0, for work that no such kernel launched
+        shared = host_ns[call] > 0  # the last one is 0, for work that was not launched by such a kernel
         time -= np.bincount(block[shared], weights=duration[shared], minlength=length)
         device_ns = np.bincount(call[shared], weights=duration[shared], minlength=len(calls) + 1)
         time += np.where(part != NONE, own * (device_ns / np.maximum(host_ns, 1))[part], 0)
@@ -217,11 +218,11 @@ def _on_device(recording: Recording, host: Host, own: Floats) -> tuple[Ints, Flo
 
 
 def _span_forest(recording: Recording, host: Host, owner: Ints) -> Forest:
-    """Return the parent of each layer span. A recomputed span gets the parent whose call it repeats.
+    """Return the parent of each layer span. A recomputed span has the same parent as the call that it repeats.
 
-    A recomputation runs inside a backward node. The layer that started the checkpointed call is the layer whose forward
-    created that node, or a layer around it. Because a layer can be shared, the correct layer is the one that called
-    most of the recomputed layers. If there are several, it is the innermost.
+    A recomputation runs inside a backward node. The layer that made the checkpointed call is either the layer whose
+    forward created that node or a layer around it. Since layers can be shared, the layer that called the largest number
+    of the recomputed layers is chosen. If there are several candidates, the innermost one is chosen.
     """
     blocks, layer = host.blocks, layer_of_spans(recording, host)
     is_span = (blocks["kind"] == Kind.SPAN).to_numpy()
@@ -230,14 +231,14 @@ def _span_forest(recording: Recording, host: Host, owner: Ints) -> Forest:
     in_backward = blocks["in_backward"].to_numpy()
     waiting = np.flatnonzero(is_span & in_backward & (parent == NONE))
     made_in = np.where(is_span, np.arange(len(is_span)), innermost(host.forest, is_span))
-    made_in = np.append(made_in, NONE)[np.append(owner, NONE)[above]]  # of the node around each recomputed span
-    while len(waiting):  # again if a recomputation ran inside another one
+    made_in = np.append(made_in, NONE)[np.append(owner, NONE)[above]]  # for the node around each recomputed span
+    while len(waiting):  # repeated for recomputations inside other recomputations
         callers = _callers(waiting, above, layer, made_in, parent)
         if len(callers) == 0:
             break
         parent[callers.index] = callers.to_numpy()
         waiting = waiting[parent[waiting] == NONE]
-    # A trace without sequence numbers only shows where each layer ran in forward.
+    # If a trace has no sequence numbers, only the parents in forward are known.
     keys = pd.MultiIndex.from_arrays([blocks["step"], layer])
     forward = np.flatnonzero(is_span & ~in_backward)
     last_time = pd.Series(parent[forward], index=keys[forward])
@@ -247,7 +248,7 @@ def _span_forest(recording: Recording, host: Host, owner: Ints) -> Forest:
 
 
 def _callers(waiting: Ints, node: Ints, layer: Ints, made_in: Ints, parent: Ints) -> pd.Series:
-    """Return the span that called each recomputed span, for the spans in `waiting` where it can be found."""
+    """Return the caller of each recomputed span in `waiting` whose caller can be found."""
     inside = np.flatnonzero(parent != NONE)
     calls = pd.DataFrame({"caller": parent[inside], "layer": layer[inside]}).drop_duplicates()
     spans = pd.DataFrame({"span": waiting, "node": node[waiting], "layer": layer[waiting]})

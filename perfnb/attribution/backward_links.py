@@ -1,4 +1,4 @@
-"""Find the forward op behind each node in a backward pass, using the sequence numbers that autograd assigns to both."""
+"""Find the forward op of each backward node, using the sequence numbers that autograd assigns to both."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from perfnb.trace_names import ACCUMULATE_GRAD
 
 
 def owning_blocks(events: pd.DataFrame, host: Host) -> Ints:
-    """Return, for each backward node, the block where its forward op ran, or `NONE` for other blocks.
+    """Return the block where each backward node's forward op ran, or `NONE` for blocks that are not backward nodes.
 
-    If that op itself ran in a backward node (double backward), the forward op of that node determines the block.
+    If the op itself ran in a backward node (double backward), the forward op of that node determines the block.
     """
     owner = np.append(host.block, NONE)[makers(events, host)]
     is_node = (host.blocks["kind"] == Kind.NODE).to_numpy()
-    for _ in range(len(owner)):  # a strange trace may have a node own itself
+    for _ in range(len(owner)):  # in an unusual trace, a node may refer to itself
         through = (owner != NONE) & is_node[owner]
         if not through.any():
             break
@@ -27,9 +27,9 @@ def owning_blocks(events: pd.DataFrame, host: Host) -> Ints:
 
 
 def makers(events: pd.DataFrame, host: Host) -> Ints:
-    """Return, for each backward node, the index in `host` of the forward op that created it.
+    """Return the index in `host` of the forward op that created each backward node.
 
-    The result is `NONE` for other blocks.
+    The result is `NONE` for blocks that are not backward nodes.
     """
     result = np.full(len(host.blocks), NONE, dtype=np.int64)
     nodes = np.flatnonzero((host.blocks["kind"] == Kind.NODE).to_numpy())
@@ -38,9 +38,9 @@ def makers(events: pd.DataFrame, host: Host) -> Ints:
 
 
 def _numbered_rows(events: pd.DataFrame, host: Host, nodes: Ints) -> Ints:
-    """Return the rows of the events that carry the nodes' numbers.
+    """Return the rows of the events that have the nodes' sequence numbers.
 
-    This is the node itself, or if a hook ran other ops first, the op inside it.
+    This is the node itself, or the op inside it if a hook ran other ops first.
     """
     sequence, forward_thread = (events[name].to_numpy()[host.rows] for name in ("sequence", "forward_thread"))
     places = np.flatnonzero((sequence != NONE) & (forward_thread > 0))
@@ -54,7 +54,7 @@ def forward_ops(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
     """Return the forward ops for events in a backward pass, as indices of host events.
 
     The result is `NONE` if the forward op was not recorded. `rows` are the rows of backward nodes, or of the ops inside
-    them that carry their numbers.
+    them that have their sequence numbers.
     """
     result = np.full(len(rows), NONE, dtype=np.int64)
     columns = ("sequence", "forward_thread", "start_ns")
@@ -73,7 +73,7 @@ def forward_ops(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
 
 
 def accumulates(events: pd.DataFrame, host: Host) -> np.ndarray:
-    """Return whether each block is a node that accumulates a parameter's gradient."""
+    """Check for each block whether it is a node that accumulates a parameter's gradient."""
     adds = of_labels(events["name"], lambda name: ACCUMULATE_GRAD in name)
     event = host.blocks["event"].to_numpy()
     is_node = (host.blocks["kind"] == Kind.NODE).to_numpy()
@@ -81,14 +81,17 @@ def accumulates(events: pd.DataFrame, host: Host) -> np.ndarray:
 
 
 def _thread_of(numbers: Ints, op_number: Ints, op_thread: Ints) -> int:
-    """Return the trace's thread that has most of these sequence numbers. torch uses its own thread numbers."""
+    """Return the thread in the trace with most of these sequence numbers. torch's own thread numbers are different."""
     threads = np.unique(op_thread).tolist()
     return max(threads, key=lambda one: np.isin(numbers, op_number[op_thread == one]).sum(), default=NONE)
 
 
 def _latest_before(number: Ints, start: Ints, wanted: Ints, before: Ints) -> Ints:
-    """Return the position of the last entry, sorted by number and then start, up to each wanted number and time."""
-    # Sort entries and queries together: the answer is the last entry before each query.
+    """Return the index of the last entry up to each wanted number and time.
+
+    Entries are sorted by number, then by start.
+    """
+    # Entries and queries are sorted together. The answer to each query is the last entry before it.
     numbers, times = np.concatenate([number, wanted]), np.concatenate([start, before])
     is_entry = np.arange(len(numbers)) < len(number)
     order = np.lexsort((is_entry, times, numbers))

@@ -1,7 +1,7 @@
-"""Find a trace's blocks, and how they are nested.
+"""Find the blocks in a trace, and their nesting.
 
 Blocks are steps, waits for data and for collectives, layer spans, backward nodes and optimizer steps. A block is an
-interval that owns the part of its time that no block inside it owns. The time between a step's blocks also becomes
+interval that owns all of its time except the time of blocks inside it. The time between a step's blocks also becomes
 blocks, which have their own phase.
 """
 
@@ -47,16 +47,18 @@ from perfnb.trace_names import (
 )
 
 _HOST_CATEGORIES = (*OPS, *RANGES, *CALLS, "overhead", "memory")
-#: An event that exceeds its step by no more than this is inside it, because files round times to a microsecond.
+#: An event counts as inside a step even if it extends beyond the step by this much, because times in files are rounded
+#: to microseconds.
 _ROUNDING_NS = 1000
-#: The columns needed here.
+#: The event columns that are needed here.
 _READ = (
     *("name", "category", "start_ns", "duration_ns", "process", "thread", "correlation", "sequence", "forward_thread"),
     *("span", "marks_step", "collective"),
 )
 _OLD_NODE = re.compile(r"\w+Backward[0-9]*|torch::autograd::\w+")
 _OPTIMIZER = (OPTIMIZER, "aten::_amp_")
-#: The name that py-spy writes; making an optimizer, which may import half of torch, is not part of a step.
+#: The name of a function as py-spy writes it. Creating an optimizer may import half of torch, and is not part of a
+#: step.
 _OPTIMIZER_MADE = "Optimizer.__init__"
 _COPY_TO_DEVICE = "HtoD"
 _TORCH_OP = "aten::"
@@ -64,9 +66,10 @@ _LOSS = re.compile(r"aten::(_?\w+_loss|nll_loss_nd|binary_cross_entropy(_with_lo
 
 
 class Kind(IntEnum):
-    """`NODE` is a node of the backward graph, `ENGINE` a run of autograd's engine over nodes, `GAP` the time between
-    two blocks of a step, `LOSS` a loss op that a model runs itself, `COMMUNICATION` a wait for a collective.
+    """The kinds of blocks.
 
+    `NODE` is a node of the backward graph, `ENGINE` is a run of autograd's engine over nodes, `GAP` is the time between
+    two blocks of a step, `LOSS` is a loss op that a model runs, and `COMMUNICATION` is a wait for a collective.
     `FORWARD_OP` and `BACKWARD_OP` are ops from other frameworks whose names reveal their direction. `OP` is not a
     block.
     """
@@ -88,32 +91,34 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Host:
-    """The host's events and their blocks."""
+    """The events on the host and their blocks."""
 
-    #: The row in the recording's events.
+    #: Each event's row in the recording's events.
     rows: Ints
-    #: Position of the innermost block at or around each event; -1 outside all blocks.
+    #: The index of the innermost block that is or contains each event, or -1 outside all blocks.
     block: Ints
-    #: Whether each event is an operator: not a block, or one that copies to a device or is a loss.
+    #: Whether each event is an operator. It is either not a block, or a block that copies to a device or is a loss.
     is_op: Bools
-    #: Start and end in nanoseconds; an event that ends later than its parent is cut there.
+    #: The start and end in nanoseconds. An event that ends later than its parent is cut at the parent's end.
     starts: Ints
     ends: Ints
-    #: A number for each thread, the same as in `blocks`.
+    #: The number of each event's thread, which is the same as in `blocks`.
     thread: Ints
-    #: The nesting of the events. Marks of steps, which may start in the middle of a call, enclose none.
+    #: The nesting of the events. Step marks do not enclose other events, because they may start in the middle of a
+    #: call.
     calls: Forest
-    #: ``kind``, ``event`` (row in the recording's events, -1 for gaps and engine runs), ``start``, ``end``, ``thread``,
-    #: ``continued`` (the rest of a block that a step boundary cut), ``span``, ``step``, ``main`` (whether it is on the
-    #: thread of its step), ``in_backward``.
+    #: The columns are ``kind``, ``event`` (row in the recording's events, -1 for gaps and engine runs), ``start``,
+    #: ``end``, ``thread``, ``continued`` (whether it is the rest of a block that was cut at a step boundary), ``span``,
+    #: ``step``, ``main`` (whether it is on its step's thread) and ``in_backward``.
     blocks: pd.DataFrame
-    #: The nesting of the blocks. Nodes on threads other than the step's are inside the engine run of that time.
+    #: The nesting of the blocks. Nodes on other threads are inside the engine run during which they ran.
     forest: Forest
 
 
 class _Steps(NamedTuple):
-    """The steps in chronological order, without overlap: their position among the host's events, start, end and
-    thread.
+    """The steps in chronological order, with their indices among the host's events, starts, ends and threads.
+
+    Steps do not overlap.
     """
 
     at: Ints
@@ -129,7 +134,7 @@ class _Steps(NamedTuple):
         return cls(at, starts, np.minimum(ends, np.append(starts[1:], ends[-1:])), thread[at])
 
     def at_time(self, time: Ints) -> Ints:
-        """Return the last step that started by each time, or -1 before the first step."""
+        """Return the last step that started before or at each time, or -1 before the first step."""
         return np.searchsorted(self.starts, time, side="right") - 1
 
     def around(self, thread: Ints, time: Ints) -> Ints:
@@ -139,7 +144,7 @@ class _Steps(NamedTuple):
 
 
 def host_blocks(events: pd.DataFrame) -> Host:
-    """Find the blocks for a recording's events, and the block of each event."""
+    """Find the blocks in a recording's events, and the block to which each event belongs."""
     on_host = is_one_of(events["category"], _HOST_CATEGORIES) | (events["span"] != NONE).to_numpy()
     if "marks_step" in events:
         on_host |= (events["marks_step"] != NONE).to_numpy()
@@ -153,21 +158,22 @@ def host_blocks(events: pd.DataFrame) -> Host:
     around = steps.around(thread, start)
     step_end = np.append(steps.ends, 0)[around]
     rounded = (around != NONE) & (end > step_end) & (end - step_end <= _ROUNDING_NS)
-    # A step's mark is not part of the call stack: it may start in the middle of a call.
+    # A step mark is not part of the call stack, because it may start in the middle of a call.
     beside = np.where(kind == Kind.STEP, NONE, thread)
     forest, end = nest_cutting(beside, start, np.where(rounded, step_end, end))
     end[steps.at] = steps.ends
     _mark_copies(events, host, kind, forest, around != NONE)
     node_above = innermost(forest, kind == Kind.NODE)
-    # Only layers called by the step, or by autograd's engine on its behalf, count, as in a live profile.
+    # As in a live profile, only layers that are called by the step, or by autograd's engine on its behalf, are
+    # included.
     kind[(kind == Kind.SPAN) & ~np.isin(thread, steps.threads) & (node_above == NONE)] = Kind.OP
     _mark_losses(host, kind, forest, node_above)
-    silent = is_one_of(host["category"], ("memory",))  # memory freed between two nodes does not end an engine run
+    silent = is_one_of(host["category"], ("memory",))  # freeing memory between two nodes does not end an engine run
     runs = _engine_runs(steps, kind, start, end, thread, node_above, silent)
 
     waits = _waits_for_collectives(events, host, steps, kind, start, end, thread, forest, node_above, runs)
 
-    # Steps first, then from the outside in: equal intervals then nest as their events do.
+    # Steps come first, followed by other blocks from the outside in. Equal intervals then nest like their events.
     others = np.flatnonzero((kind != Kind.OP) & (kind != Kind.STEP))
     others = others[np.argsort(forest.depth[others], kind="stable")]
     marked = pd.DataFrame({"kind": kind, "place": np.arange(len(kind)), "start": start, "end": end, "thread": thread})
@@ -184,8 +190,8 @@ def host_blocks(events: pd.DataFrame) -> Host:
     blocks["main"] = (blocks["step"] != NONE) & (blocks["thread"] == own_thread)
     blocks["in_backward"] = innermost(tree, np.isin(blocks["kind"], (Kind.NODE, Kind.ENGINE))) != NONE
 
-    # Each event's block: itself, else the nearest block above, else the step; of a cut block, the part in the event's
-    # own step.
+    # An event's block is the event itself, the nearest block around it, or otherwise the step. If a block was cut, it
+    # is the part in the event's step.
     first = np.flatnonzero((place != NONE) & ~blocks["continued"].to_numpy())
     position = np.full(len(host) + 1, NONE, dtype=np.int64)
     position[place[first]] = first
@@ -204,9 +210,9 @@ def host_blocks(events: pd.DataFrame) -> Host:
 
 
 def _cut_at_steps(whole: pd.DataFrame, steps: _Steps) -> tuple[pd.DataFrame, Ints]:
-    """Cut blocks at step boundaries, dropping the time between steps. Also return the step of each part.
+    """Cut blocks at step boundaries, and drop the parts outside steps. The step of each part is also returned.
 
-    A block that only touches a step, within rounding, is not part of that step.
+    If a block only overlaps a step because of rounding, it is not part of that step.
     """
     start, end = whole["start"].to_numpy(), whole["end"].to_numpy()
     if len(steps.at) == 0:
@@ -225,9 +231,9 @@ def _cut_at_steps(whole: pd.DataFrame, steps: _Steps) -> tuple[pd.DataFrame, Int
 
 
 def marks_step(events: pd.DataFrame) -> Bools:
-    """Return whether each event marks a step that counts.
+    """Check for each event whether it marks one of the steps.
 
-    For a loaded trace, this was determined on loading. Otherwise, perfnb's own spans count.
+    For a loaded trace, this was determined on loading. Otherwise, steps are marked by perfnb's own spans.
     """
     if "marks_step" in events:
         return np.asarray((events["marks_step"] != NONE).to_numpy(dtype=bool))
@@ -237,9 +243,9 @@ def marks_step(events: pd.DataFrame) -> Bools:
 
 
 def _kinds(host: pd.DataFrame) -> Ints:
-    """Return each event's kind, according to its name and category."""
+    """Return each event's kind, based on its name and category."""
     kind = of_labels(host["name"], _kind_of, Kind.OP)
-    # A user's range with one of perfnb's or torch's names is only a range.
+    # A user range is only a range, even if it has a name that perfnb or torch uses.
     is_range = is_one_of(host["category"], RANGES)
     is_loader = of_labels(host["name"], lambda name: name.startswith(LOADER))
     spoofed = is_range & ((kind >= Kind.NODE) | ((kind == Kind.DATA) & ~is_loader))
@@ -250,7 +256,7 @@ def _kinds(host: pd.DataFrame) -> Ints:
 
 
 def _is_old_node(host: pd.DataFrame) -> Bools:
-    """Return whether each event is a backward node as traced by torch before 1.9, which only recorded the node's op."""
+    """Check for each event whether it is a backward node from torch before 1.9, which only recorded the node's op."""
     named = found(host["name"], _OLD_NODE.fullmatch)
     numbered = ((host["sequence"] != NONE) & (host["forward_thread"] > 0)).to_numpy()
     return np.asarray((named | numbered) & is_one_of(host["category"], OPS))
@@ -267,9 +273,9 @@ def _kind_of(name: str) -> Kind:
 
 
 def _mark_copies(events: pd.DataFrame, host: pd.DataFrame, kind: Ints, forest: Forest, in_step: Bools) -> None:
-    """Mark the outermost aten op around each host-to-device copy that is not in any block except the step.
+    """Mark the outermost aten op around each host-to-device copy that is in no block other than the step.
 
-    Ranges and other libraries' ops around it may contain more than the copy.
+    Ranges and ops from other libraries are ignored, because they may contain more than the copy.
     """
     to_device = of_labels(events["name"], lambda name: _COPY_TO_DEVICE in name)
     copied = events["correlation"].to_numpy()[to_device & is_one_of(events["category"], COPIES)]
@@ -288,7 +294,7 @@ def _mark_copies(events: pd.DataFrame, host: pd.DataFrame, kind: Ints, forest: F
 
 
 def _mark_losses(host: pd.DataFrame, kind: Ints, forest: Forest, node_above: Ints) -> None:
-    """Mark the outermost loss ops directly inside module calls. They belong to models that compute their own loss."""
+    """Mark the outermost loss ops directly inside module calls, which belong to models that compute their own loss."""
     is_loss = (
         found(host["name"], _LOSS.fullmatch)
         & is_one_of(host["category"], OPS)
@@ -306,8 +312,7 @@ def _engine_runs(
 ) -> pd.DataFrame:
     """Find the runs of autograd's engine on their step's thread.
 
-    A run is a series of outermost backward nodes, on any threads. Between these nodes, the step's thread did not start
-    anything else.
+    A run is a series of outermost backward nodes on any threads. It ends when the step's thread starts anything else.
     """
     outermost = np.flatnonzero((kind == Kind.NODE) & (node_above == NONE))
     outermost = outermost[np.argsort(start[outermost], kind="stable")]
@@ -316,7 +321,7 @@ def _engine_runs(
     step_of = steps.at_time(start[outermost])
     other = np.sort(start[(node_above == NONE) & (kind != Kind.NODE) & ~silent & np.isin(thread, steps.threads)])
     reached = np.maximum.accumulate(end[outermost])
-    # Whether the step's thread started something after all nodes so far and before the next one.
+    # Whether the step's thread started something between the end of all previous nodes and the next node.
     began = np.searchsorted(other, start[outermost][1:]) > np.searchsorted(other, reached[:-1])
     first = np.flatnonzero(np.concatenate([[True], began | (np.diff(step_of) > 0)]))
     last = np.append(first[1:], len(outermost)) - 1
@@ -337,7 +342,7 @@ def _waits_for_collectives(
     node_above: Ints,
     runs: pd.DataFrame,
 ) -> pd.DataFrame:
-    """Return the time when steps only wait for a collective, cut so that it nests in the other blocks."""
+    """Return the time when steps only wait for a collective, cut into intervals that nest in the other blocks."""
     on_device_alone, on_device = device_collectives_alone(events)
     own = host_collectives(host, on_device)
     parts: list[pd.DataFrame] = []
@@ -373,7 +378,7 @@ def _waits_for_collectives(
 
 
 def _adopt(blocks: pd.DataFrame, tree: Forest) -> Forest:
-    """Assign outermost nodes on other threads to the engine run during which they ran."""
+    """Assign each outermost node on another thread to the engine run during which it ran."""
     kind = blocks["kind"].to_numpy()
     runs = np.flatnonzero(kind == Kind.ENGINE)
     orphans = np.flatnonzero((kind == Kind.NODE) & (tree.parent == NONE))
@@ -408,7 +413,8 @@ def fill_gaps(host: Host, loss: Bools) -> Host:
     blocks = host.blocks
     kind = blocks["kind"].to_numpy()
     phase = np.array([_PHASE_OF.get(Kind(value), "other") for value in range(len(Kind))], dtype=object)[kind]
-    # An optimizer that a hook runs during backward stays optimizer, and a wait for a collective stays communication.
+    # If a hook runs an optimizer during backward, its phase is still optimizer. The phase of a wait for a collective is
+    # still communication.
     in_backward = blocks["in_backward"].to_numpy() & ~np.isin(kind, (Kind.OPTIMIZER, Kind.COMMUNICATION))
     phase = np.where(in_backward, "backward", np.where(loss, "loss", phase))
     gaps = _gaps(host, phase)
@@ -437,9 +443,9 @@ def _gaps(host: Host, phase: np.ndarray) -> list[tuple[int, int, int, str]]:
     inside = inside[np.lexsort((starts[inside], host.forest.parent[inside]))]
     around = host.forest.parent[inside]
     gaps: list[tuple[int, int, int, str]] = []
-    # Index in `gaps` of the first gap after a forward (or a backward) that no backward has followed yet.
+    # The index in `gaps` of the first gap after a forward (or a backward) that has not yet been followed by a backward.
     after_forward = after_backward = NONE
-    # The parts of a block that a step boundary cuts follow each other.
+    # The parts of a block that is cut at a step boundary are consecutive.
     for block in blocks[np.lexsort((starts[blocks], event[blocks]))].tolist():
         if not continued[block]:
             after_forward = after_backward = NONE
@@ -466,7 +472,7 @@ def _gaps(host: Host, phase: np.ndarray) -> list[tuple[int, int, int, str]]:
 def _into_gaps(host: Host, filled: pd.DataFrame, forest: Forest) -> Ints:
     """Return each event's block.
 
-    Events directly in a step are moved to the gap, or the wait, where they start.
+    Events directly in a step are assigned to the gap or the wait where they start.
     """
     kind, above = filled["kind"].to_numpy(), forest.parent
     is_gap = kind == Kind.GAP
@@ -475,7 +481,7 @@ def _into_gaps(host: Host, filled: pd.DataFrame, forest: Forest) -> Ints:
     gaps = gaps[np.argsort(filled["start"].to_numpy()[gaps], kind="stable")]
     block = host.block.copy()
     open_block = np.isin(block, np.unique(forest.parent[gaps]))
-    # Events that are blocks themselves stay.
+    # Events that are blocks themselves are not moved.
     moving = np.flatnonzero(open_block & (filled["event"].to_numpy()[block] != host.rows))
     starts = host.starts[moving]
     place = np.searchsorted(filled["start"].to_numpy()[gaps], starts, side="right") - 1

@@ -1,14 +1,14 @@
-"""Find collectives that the host runs (gloo, MPI), and the time when a step only waits for a collective.
+"""Find collectives that run on the host (gloo, MPI), and the time when a step only waits for a collective.
 
-A collective on the host consists of an operator that starts it, such as ``c10d::allreduce_`` on a thread of the step,
-and a range on a thread of the backend that ends with it, such as ``gloo:all_reduce``. It is in flight from the start of
-the operator to the end of the range.
+A collective on the host consists of an operator on a thread of the step that starts it, such as ``c10d::allreduce_``,
+and a range on a thread of the backend, such as ``gloo:all_reduce``, which ends when the collective ends. The collective
+is in flight from the start of the operator to the end of the range.
 
-A step waits for a collective when no operator runs while the collective is in flight. Python code between two operators
-looks the same, but a wait lasts until a collective ends. If none ends, the host was busy. DDP learns that a collective
-has ended before the backend records this, and it may wake up later, on a busy machine by milliseconds. In that case,
-the wait ends when DDP takes the result. On a GPU, a step waits when the host is in a synchronising call while the
-device runs only collectives.
+A step waits for a collective if no operator runs while the collective is in flight. Python code between two operators
+looks the same in a trace. In contrast to such code, a wait lasts until a collective ends, so if none ends, the host was
+busy. DDP is notified that a collective has ended before the backend records this, but may only wake up later, which can
+take milliseconds on a busy machine. In that case, the wait ends when DDP uses the result. On a GPU, a step waits if the
+host is in a synchronising call while the device runs only collectives.
 """
 
 from __future__ import annotations
@@ -28,34 +28,36 @@ from perfnb.trace_names import CALLS, COLLECTIVE_OP, COLLECTIVE_PARAMETERS, HOST
 
 _WAITS = re.compile(r"(cuda|hip|cu|ze|sycl)\w*(Synchronize|Memcpy)", re.IGNORECASE)
 _RUN = re.compile(r"(\w+):(\w+)")
-#: The op by which DDP, outside of other operators, looks at a bucket that has arrived.
+#: The op that DDP uses to access a bucket that has arrived. It is not inside any other operator.
 _VIEW = "aten::as_strided"
-#: Backends of devices whose collectives can only be seen on the host, if the trace has no kernels of theirs.
+#: Backends for devices. If the trace does not contain their kernels, only the host side of their collectives is
+#: visible.
 _OFTEN_UNSEEN = ("xccl",)
 
 
 class HostCollectives(NamedTuple):
-    """The collectives that the host runs, in chronological order."""
+    """The collectives that ran on the host, in chronological order."""
 
-    #: Row of the operator that started it, and of the range around it; -1 if there is none.
+    #: The row of the operator that started it, and the row of the range around this operator, or -1 if there is none.
     issued: Ints
     ran: Ints
-    #: From the operator's start to the range's end, and the start of the range.
+    #: The start of the operator and the end of the backend's range, followed by the start of that range.
     start: Ints
     begin: Ints
     end: Ints
-    #: ``allreduce``, ``allgather``, ...
+    #: The kind of collective: ``allreduce``, ``allgather``, ...
     kind: np.ndarray
 
 
 def host_collectives(events: pd.DataFrame, on_device: bool) -> HostCollectives:
-    """Return the collectives that the host runs. With `on_device`, return device collectives that the host only
-    starts.
+    """Return the collectives that ran on the host.
+
+    If `on_device` is true, return the device collectives, which the host only starts.
     """
     issued, ran = _issued(events), _ran(events, on_device)
     start, duration = events["start_ns"].to_numpy(), events["duration_ns"].to_numpy()
     issued, ran = (rows[np.argsort(start[rows], kind="stable")] for rows in (issued, ran))
-    if on_device:  # nothing shows which operators start collectives of a device
+    if on_device:  # the trace does not show which operators start device collectives
         issued = issued[:0]
     kinds = collective_kinds(events)
     of_run = _started_by(start[ran], kinds[ran], start[issued], kinds[issued])
@@ -73,7 +75,7 @@ def host_collectives(events: pd.DataFrame, on_device: bool) -> HostCollectives:
 
 
 def starts_collective(events: pd.DataFrame) -> Bools:
-    """Return whether each event is an operator that starts a collective, or waits for one."""
+    """Check for each event whether it is an operator that starts or waits for a collective."""
 
     def starts_or_waits(name: str) -> bool:
         known = COLLECTIVE_OP.match(name) and (collective_kind(name) or name.endswith("wait_tensor"))
@@ -95,7 +97,7 @@ def device_collectives_alone(events: pd.DataFrame) -> tuple[IntervalSet, bool]:
 def waits_of_host(
     collectives: HostCollectives, steps: IntervalSet, busy: IntervalSet, calls: IntervalSet, received: Ints
 ) -> IntervalSet:
-    """Return the part of the steps during which the host waits for one of its own collectives.
+    """Return the time in the steps during which the host waits for one of its own collectives.
 
     Parameters
     ----------
@@ -106,13 +108,13 @@ def waits_of_host(
     calls : IntervalSet
         The time when the step is inside an operator that starts a collective.
     received : array of int
-        The times when the step takes results, from `takes_results`.
+        The times when the step uses results, as returned by `takes_results`.
     """
     quiet = difference(steps, busy)
     ends = np.sort(collectives.end[collectives.ran != NONE])
     last = np.searchsorted(ends, quiet.end, side="right") - 1
     until = np.where(last != NONE, np.append(ends, 0)[last], quiet.start)
-    # The host may wake up late, too.
+    # The host may also wake up late.
     taken = np.isin(quiet.end, received)
     woken = taken & (last != NONE) & (until > quiet.start)
     flying = union(
@@ -126,21 +128,21 @@ def waits_of_host(
 
 
 def takes_results(events: pd.DataFrame, is_outer: Bools) -> Ints:
-    """Return the times when DDP starts to look at buckets that have arrived.
+    """Return the times when DDP begins to access buckets that have arrived.
 
-    `is_outer` marks operators that are not inside another operator.
+    `is_outer` marks the operators that are not inside another operator.
     """
     rows = np.flatnonzero(is_outer & of_labels(events["name"], lambda name: name == _VIEW))
     return np.asarray(column(events, "start_ns")[rows])
 
 
 def synchronises(events: pd.DataFrame) -> Bools:
-    """Return whether the host can wait for a device during each event."""
+    """Check for each event whether the host may be waiting for a device while it runs."""
     return np.asarray(found(events["name"], _WAITS.match) & is_one_of(events["category"], CALLS))
 
 
 def pieces(time: IntervalSet, borders: Ints) -> tuple[Ints, Ints]:
-    """Return a set of time, cut at borders, as starts and ends."""
+    """Return the starts and ends of a set of intervals that is cut at the given borders."""
     if not len(time.start):
         return time.start, time.end
     points = np.unique(np.concatenate([*time, borders]))
@@ -169,9 +171,9 @@ def _ran(events: pd.DataFrame, on_device: bool) -> Ints:
 
 
 def collective_kinds(events: pd.DataFrame) -> npt.NDArray[np.object_]:
-    """Return the kind of collective according to the event's argument, or otherwise its name.
+    """Return the kind of collective, based on the event's argument or otherwise its name.
 
-    It is empty for other events.
+    The result is empty if the event is not a collective.
     """
     named = of_labels(events["name"], collective_kind, "")
     if "collective" not in events:
@@ -181,9 +183,9 @@ def collective_kinds(events: pd.DataFrame) -> npt.NDArray[np.object_]:
 
 
 def _started_by(begin: Ints, kind: np.ndarray, started: Ints, started_kind: np.ndarray) -> Ints:
-    """Return the operator that started each run. A backend runs collectives in the order they are started.
+    """Return the operator that started each run. Backends run collectives in the order they were started.
 
-    If some operators or runs are missing from the trace, the shift that matches most of them is used.
+    If some operators or runs are missing from the trace, the offset with the largest number of matches is used.
     """
     if not len(started):
         return np.full(len(begin), NONE, dtype=np.int64)

@@ -1,7 +1,7 @@
 """Compute the table ``collectives``.
 
-For each collective in the traced steps, it contains how much was sent, how long it took, and the part that was not
-hidden.
+For each collective in the traced steps, it contains the number of bytes, the duration, and the exposed time, which is
+the part that was not hidden by other work.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from perfnb.recording.text import TEXT, found, is_one_of, of_labels
 from perfnb.trace.collective_messages import ITEM_BYTES
 from perfnb.trace_names import COLLECTIVE_OP, RANGES, collective_kind
 
-#: The range where FSDP gathers or reduces a module.
+#: The name of the range where FSDP gathers or reduces a module.
 _FSDP = re.compile(r"FSDP::\w+ \((?P<name>.+)\)")
 _SAME = ["collective", "group", "dtype", "bytes", "layer", "bucket"]
 
@@ -37,10 +37,10 @@ def collective_calls(recording: Recording, attribution: Attribution) -> pd.DataF
     Returns
     -------
     DataFrame
-        ``step`` (from 0), ``collective``, ``group``, ``dtype``, ``bytes`` (of its largest argument), ``layer`` or
-        ``bucket`` that it belongs to, ``start_ns`` (when it was called), ``begin_ns`` (when it ran), ``end_ns``,
-        ``exposed_ns`` (the part that nothing hid; parts of
-        several at once count for the one that ended first).
+        ``step`` (from 0), ``collective``, ``group``, ``dtype``, ``bytes`` (size of its largest argument), ``layer`` or
+        ``bucket`` to which it belongs, ``start_ns`` (when it was called), ``begin_ns`` (when it started to run),
+        ``end_ns``, and ``exposed_ns`` (the part that was not hidden by other work; if several collectives were exposed
+        at once, the time counts towards the one that ended first).
     """
     events = recording.events
     alone, on_device = device_collectives_alone(events)
@@ -89,7 +89,7 @@ def collective_calls(recording: Recording, attribution: Attribution) -> pd.DataF
     )
     frame = frame[step != NONE].sort_values(["step", "start_ns"], kind="stable", ignore_index=True)
     frame = _with_counted(recording, frame)
-    # DDP sends data other than gradients, such as which parameters were used, as integers.
+    # DDP sends all data other than gradients, such as the set of used parameters, as integers.
     gradients = frame["bucket"] & ~frame["dtype"].astype(TEXT).str.startswith("int", na=False).astype(bool)
     numbers = gradients.astype(np.int64).groupby(frame["step"]).cumsum() - 1
     return frame.assign(bucket=np.where(gradients, numbers, NONE))
@@ -101,7 +101,7 @@ def collective_table(calls: pd.DataFrame, steps: int) -> pd.DataFrame:
     Parameters
     ----------
     calls : DataFrame
-        The result of `collective_calls`, with ``waiting_ns`` if the collectives of other ranks are known.
+        The result of `collective_calls`, with the column ``waiting_ns`` if the collectives of other ranks are known.
     steps : int
     """
     if "waiting_ns" not in calls:
@@ -136,9 +136,9 @@ def collective_table(calls: pd.DataFrame, steps: int) -> pd.DataFrame:
 
 
 def _shared_out(time: IntervalSet, start: Ints, end: Ints) -> Ints:
-    """Return how many nanoseconds of a set of time are in each interval.
+    """Return the number of nanoseconds that each interval has in common with a set of intervals.
 
-    Time in several intervals counts for the interval that ends first.
+    Time in several intervals counts towards the interval that ends first.
     """
     result = np.zeros(len(start), dtype=np.int64)
     if not len(start):
@@ -146,7 +146,7 @@ def _shared_out(time: IntervalSet, start: Ints, end: Ints) -> Ints:
     begin, until = pieces(time, np.concatenate([start, end]))
     order = np.lexsort((start, end))
     place = np.searchsorted(end[order], until, side="left")
-    while True:  # past those that had not started
+    while True:  # skip those that had not yet started
         early = place < len(order)
         early[early] = start[order[place[early]]] > begin[early]
         if not early.any():
@@ -160,7 +160,7 @@ def _shared_out(time: IntervalSet, start: Ints, end: Ints) -> Ints:
 def _until_received(end: Ints, waiting: IntervalSet) -> Ints:
     """Return the ends of collectives.
 
-    The last collective in each wait ends with the wait, because the host may wake up late.
+    The last collective in each wait ends when the wait ends, because the host may wake up late.
     """
     place = np.searchsorted(waiting.start, end, side="right") - 1
     inside = (place != NONE) & (end <= np.append(waiting.end, 0)[place])
@@ -171,7 +171,7 @@ def _until_received(end: Ints, waiting: IntervalSet) -> Ints:
 
 
 def _steps(attribution: Attribution, block: Ints, begin: Ints) -> Ints:
-    """Return the traced step of each collective, from the block that started it or otherwise by time."""
+    """Return the traced step of each collective, based on the block that started it or otherwise on its time."""
     blocks = attribution.host.blocks
     marks = blocks[(blocks["kind"] == Kind.STEP).to_numpy()].sort_values("start")
     place = np.searchsorted(marks["start"].to_numpy(), begin, side="right") - 1
@@ -183,7 +183,7 @@ def _steps(attribution: Attribution, block: Ints, begin: Ints) -> Ints:
 def _of_fsdp(
     recording: Recording, events: pd.DataFrame, issued: Ints, names: npt.NDArray[np.object_]
 ) -> npt.NDArray[np.object_]:
-    """Return the layer that FSDP names in the range around each operator, where such a range exists."""
+    """Return the layer that FSDP names in the range around each operator, if there is such a range."""
     around = np.flatnonzero(found(events["name"], _FSDP.fullmatch) & is_one_of(events["category"], RANGES))
     called = np.flatnonzero(issued != NONE)
     rows = np.concatenate([around, issued[called]])
@@ -199,7 +199,7 @@ def _of_fsdp(
 
 
 def _with_counted(recording: Recording, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return bytes and dtypes from the counted step, for the collectives of a live profile that can be found in it."""
+    """Return the bytes and dtypes of a live profile's collectives, for those that can be found in the counted step."""
     if recording.arithmetic is None or not len(frame):
         return frame
     calls = recording.arithmetic.calls.sort_index()
@@ -214,10 +214,10 @@ def _with_counted(recording: Recording, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _matched(seen: Sequence[str], counted: Sequence[str], sent: Sequence[tuple[int, str]]) -> Ints:
-    """Match each of a step's collectives with a counted collective by kind. Return `NONE` where the match is uncertain.
+    """Match each of a step's collectives with a counted collective by kind, or return `NONE` if the match is uncertain.
 
-    One step may have additional collectives in one stretch, such as those for logging. If that stretch can be in
-    several places, a collective is certain if its message is the same for all of them.
+    One of the two steps may have additional consecutive collectives, for example for logging. If there are several
+    possible positions for these, a match is only certain if the message is the same for all of the positions.
     """
     shorter = min(len(seen), len(counted))
     pairs = list(zip(seen, counted, strict=False)), list(zip(seen[::-1], counted[::-1], strict=False))
@@ -228,7 +228,7 @@ def _matched(seen: Sequence[str], counted: Sequence[str], sent: Sequence[tuple[i
         places = {place} if place < first else set()
         if place >= len(seen) - last:
             places.add(place - len(seen) + len(counted))
-        # It may be in the stretch itself, if that can begin at or before it and end behind it.
+        # The collective may itself be one of the additional ones, if these can begin at or before it and end after it.
         is_extra = max(place - len(seen) + whole + 1, whole - last) <= min(place, first)
         if places and not is_extra and len({sent[one] for one in places}) == 1:
             result[place] = min(places)

@@ -1,4 +1,4 @@
-"""Find GPU work: its kind, and the call, operator and step that launched it."""
+"""Find GPU work, its kind, and the call, operator and step that launched it."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from perfnb.recording.text import TEXT, as_categories, is_one_of, of_labels
 from perfnb.trace.trace_steps import first_match, launched_by, moments_of, step_of
 from perfnb.trace_names import COPIES, DEVICE_EVENTS, DEVICE_WORK, KERNELS, OPS, RANGES, step_number
 
-#: Kinds of GPU work; memsets are computation.
+#: The kinds of GPU work. Memsets count as computation.
 SORTS = ("computation", "communication", "memcpy")
-#: Kernels of collectives, also under mangled names.
+#: The names of collective kernels, including mangled names.
 COLLECTIVE = re.compile(r"(?<![A-Za-z])(?:nccl|rccl|oneccl|xccl)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Work:
-    """Kernels, copies and memsets in the order of the events. Every array has one value for each of them."""
+    """The kernels, copies and memsets in the order of the events. Each array contains one value per piece of work."""
 
-    #: Row in the events.
+    #: The row in the table of events.
     rows: Ints
-    #: Start and end in nanoseconds.
+    #: The start and end in nanoseconds.
     start: Ints
     end: Ints
-    #: Rank, device and stream; -1 if unknown.
+    #: The rank, device and stream, or -1 if unknown.
     rank: Ints
     device: Ints
     stream: Ints
-    #: Index into `SORTS`.
+    #: The index into `SORTS`.
     sort: Ints
 
     def __len__(self) -> int:
@@ -43,18 +43,18 @@ class Work:
 
 @dataclass(frozen=True)
 class DeviceWork(Work):
-    """GPU work, with the call that launched it."""
+    """GPU work together with the calls that launched it."""
 
-    #: Row of the launching call; -1 if the trace has none.
+    #: The row of the launching call, or -1 if the trace does not contain it.
     call: Ints
-    #: Row of the innermost operator around that call or, without a call, of the one with the same external id; -1 if
-    #: there is none.
+    #: The row of the innermost operator around that call or, if the call is unknown, of the operator with the same
+    #: external id. It is -1 if there is none.
     op: Ints
-    #: Number of the step that launched it; -1 outside all steps.
+    #: The number of the step that launched it, or -1 outside all steps.
     step: Ints
 
 
-#: Columns that `work_alone` reads.
+#: The columns that `work_alone` uses.
 WORK_COLUMNS = ("name", "category", "start_ns", "duration_ns", "rank", "device", "stream")
 
 
@@ -68,7 +68,7 @@ def work_alone(events: pd.DataFrame) -> Work:
 
 
 def device_work(events: pd.DataFrame) -> DeviceWork:
-    """Find all GPU work in a table of events, and the calls that launched it. Missing columns count as -1."""
+    """Find all GPU work in a table of events, and the calls that launched it. Missing columns are treated as -1."""
     work = work_alone(events)
     call = launches_of(events, work.rows)
     return DeviceWork(
@@ -87,12 +87,12 @@ def column(events: pd.DataFrame, name: str) -> Ints:
 
 
 def is_in(events: pd.DataFrame, categories: tuple[str, ...]) -> Bools:
-    """Return whether each event is in one of the categories."""
+    """Check for each event whether it is in one of the categories."""
     return is_one_of(events["category"], categories)
 
 
 def text(events: pd.DataFrame, name: str) -> tuple[Ints, pd.Index]:
-    """Return a text column's codes and labels. The code is -1 for a missing text."""
+    """Return a text column's codes and labels. Missing text has the code -1."""
     values = as_categories(events[name])
     return values.cat.codes.to_numpy().astype(np.int64), values.cat.categories
 
@@ -124,17 +124,17 @@ def texts(events: pd.DataFrame, name: str, *rows: Ints) -> npt.NDArray[np.object
 
 
 def known_or_na(values: Ints) -> pd.arrays.IntegerArray:
-    """Return the values, which are missing where they are -1."""
+    """Return the values with -1 replaced by missing values."""
     return pd.arrays.IntegerArray(values, values == NONE)
 
 
 def matching(events: pd.DataFrame, pattern: re.Pattern[str]) -> Bools:
-    """Return whether the start of each event's name matches. Each distinct name is tested only once."""
+    """Check for each event whether the start of its name matches. Each distinct name is only tested once."""
     return of_labels(events["name"], lambda name: pattern.match(name) is not None)
 
 
 def pairs(*columns: Ints) -> Ints:
-    """Return a number for each distinct combination of values."""
+    """Assign a number to each distinct combination of values."""
     result = np.zeros(len(columns[0]), dtype=np.int64)
     for values in columns:
         if len(values) and (values == values[0]).all():
@@ -152,12 +152,13 @@ def launches_of(events: pd.DataFrame, rows: Ints) -> Ints:
 
 
 def thread_keys(events: pd.DataFrame) -> Ints:
-    """Return a number for each thread in each process of each rank."""
+    """Assign a number to each thread in each process of each rank."""
     return pairs(column(events, "rank"), column(events, "process"), column(events, "thread"))
 
 
 def nested_ends(thread: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Return the ends, cut so that a thread's intervals nest, and the parent of each interval (-1 if it has none).
+    """Return each interval's parent (-1 if there is none), and the ends, which are cut to make a thread's intervals
+    nest.
 
     See `nest_cutting`.
     """
@@ -167,7 +168,7 @@ def nested_ends(thread: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints]:
 
 
 def step_rows(events: pd.DataFrame) -> Bools:
-    """Return whether each event marks a step, for marks from perfnb or torch, including steps that do not count."""
+    """Check for each event whether it is a step mark from perfnb or torch. Marks that are not used are included."""
     return np.asarray((of_labels(events["name"], step_number, NONE) != NONE) & is_in(events, (*RANGES, *OPS)))
 
 
@@ -219,7 +220,7 @@ def _ops_of(events: pd.DataFrame, rows: Ints, call: Ints) -> Ints:
 def of_external_id(events: pd.DataFrame, rows: Ints, is_op: Bools) -> Ints:
     """Return the operator with the external id of each row of GPU work, or -1 if there is none."""
     external = column(events, "external_id")
-    # Without an operator, Kineto writes the correlation id as the external id.
+    # If there is no operator, Kineto writes the correlation id as the external id.
     known = (external[rows] != NONE) & (external[rows] != column(events, "correlation")[rows])
     ops = np.flatnonzero(is_op & (external != NONE))
     result = np.full(len(rows), NONE, dtype=np.int64)
@@ -230,7 +231,10 @@ def of_external_id(events: pd.DataFrame, rows: Ints, is_op: Bools) -> Ints:
 
 
 def steps_of(events: pd.DataFrame, rows: Ints, call: Ints) -> Ints:
-    """Return the step of each row of GPU work, which is its launch's step, or otherwise the step where it started."""
+    """Return the step of each row of GPU work.
+
+    This is the step of its launch, or otherwise the step where it started.
+    """
     windows, rank = step_windows(events), column(events, "rank")[rows]
     moments = moments_of(column(events, "start_ns"), rows, call)
     result = np.full(len(rows), NONE, dtype=np.int64)

@@ -27,9 +27,7 @@ def python_calls(events: pd.DataFrame) -> Ints:
 
 
 def block_of_calls(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
-    """Return the innermost block on the same thread where each call starts, or `NONE` if it starts outside all
-    blocks.
-    """
+    """Return the innermost block on the same thread where each call starts, or `NONE` if there is none."""
     thread, begin, end = (host.blocks[name].to_numpy() for name in ("thread", "start", "end"))
     above = host.forest.parent
     above = np.where((above != NONE) & (thread[above] == thread), above, NONE)
@@ -52,9 +50,9 @@ def event_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
 
     ``start_ns`` is relative to the start of the first traced step.
 
-    GPU work has the layer, phase and step of the call that launched it. A Python call has the layer, phase and step of
-    the moment when it starts. perfnb's own spans have the categories ``step``, ``layer`` and ``data``, and layer spans
-    have the names of their layers. A loaded trace also contains its events outside all steps.
+    GPU work has the layer, phase and step of the call that launched it. For a Python call, they are the layer, phase
+    and step where it starts. perfnb's own spans have the categories ``step``, ``layer`` and ``data``, and layer spans
+    have the names of their layers. For a loaded trace, the table also contains the events outside its steps.
     """
     events = recording.events
     block = blocks_of_events(events, attribution.host)
@@ -67,7 +65,7 @@ def event_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     rows = rows_of_trace(events)
     if len(rows) < len(events):
         columns = {name: values[rows] for name, values in columns.items()}
-    columns |= {name: columns[name].remove_unused_categories() for name in owned}  # a file keeps no others
+    columns |= {name: columns[name].remove_unused_categories() for name in owned}  # a file does not contain any others
     table = pd.DataFrame(columns, copy=False)
     if recording.outside is not None:
         table = _with_others(table, recording.outside)
@@ -82,12 +80,12 @@ def event_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
 
 
 def all_events(recording: Recording, columns: Collection[str] | None = None) -> pd.DataFrame:
-    """Return every event in the trace with its rank, in the trace's own columns or only those in `columns`."""
+    """Return all events in the trace with their rank. By default, all of the trace's columns are included."""
     events = recording.events
     if columns is not None:
         events = events[[name for name in events.columns if name in columns]]
     rows = rows_of_trace(recording.events)
-    # A slice copies nothing, even of millions of rows.
+    # A slice avoids copying millions of rows.
     first = int(rows[0]) if len(rows) else 0
     behind = len(rows) == len(events) - first
     events = events.iloc[first:] if behind else events.iloc[rows]
@@ -131,13 +129,13 @@ def _steps(recording: Recording, attribution: Attribution, block: Ints) -> pd.ar
         moments = moments_of(events["start_ns"].to_numpy(), alone, launches_of(events, alone))
         step[alone] = step_of(moments, marks["start"].to_numpy(), marks["end"].to_numpy())
         if recording.is_from_trace and not recording.meta["trace"]["steps_marked"]:
-            step[alone] = 0  # of which all events are part
+            step[alone] = 0  # all events belong to this rank
         step = np.append(events["marks_step"].to_numpy()[marks["event"]], NONE)[step]
     return known_or_na(step)
 
 
 def _named(recording: Recording, layer: pd.Categorical) -> dict[str, pd.Categorical]:
-    """Return names and categories, where perfnb's own spans are named after the things that they represent."""
+    """Return names and categories. perfnb's own spans are named after the steps or layers they represent."""
     events = recording.events
     ours = (events["category"] == SPAN_CATEGORY).to_numpy(dtype=bool)
     name, category = events["name"].array, events["category"].array
@@ -156,7 +154,7 @@ def _named(recording: Recording, layer: pd.Categorical) -> dict[str, pd.Categori
 def _replaced(
     texts: pd.Categorical, rows: npt.NDArray[np.bool_], labels: Sequence[str], codes: Ints | None = None
 ) -> pd.Categorical:
-    """Return the texts with new labels in some rows."""
+    """Return a text column with new labels in some rows."""
     new: pd.Index = pd.Index(list(labels), dtype=TEXT)
     whole = texts.categories.append(new.difference(texts.categories))
     places = whole.get_indexer(new)
@@ -166,7 +164,7 @@ def _replaced(
 
 
 def _with_others(table: pd.DataFrame, outside: pd.DataFrame) -> pd.DataFrame:
-    """Add the events outside the steps, which have no layer, phase or step."""
+    """Add the events outside the steps, which do not have a layer, phase or step."""
     others = pd.DataFrame({**_columns(outside), "name": outside["name"].array, "category": outside["category"].array})
     for name in table.columns:
         if name not in others:
@@ -175,7 +173,7 @@ def _with_others(table: pd.DataFrame, outside: pd.DataFrame) -> pd.DataFrame:
 
 
 def _joined(first: pd.Series, second: pd.Series) -> Any:
-    """Return two columns as a single column, with the labels of both if they are text."""
+    """Concatenate two columns. If they contain text, the result has the labels of both."""
     if isinstance(first.dtype, pd.CategoricalDtype):
         return pd.api.types.union_categoricals([first.array, second.array])
     return pd.concat([first, second], ignore_index=True).array

@@ -12,7 +12,7 @@ import numpy as np
 
 from perfnb.recording.nesting import Bools, Ints
 
-#: Whether a moment is in the result, given whether it is in each of two sets.
+#: Determines whether a time is in the result, given whether it is in each of two sets.
 _Rule = Callable[[Bools, Bools], Bools]
 
 
@@ -28,7 +28,7 @@ class IntervalSet(NamedTuple):
         return int((self.end - self.start).sum())
 
     def until(self, times: Ints) -> Ints:
-        """Return how many nanoseconds of the set are before each of `times`."""
+        """Return the number of nanoseconds in the set before each of `times`."""
         if len(self.start) == 0:
             return np.zeros(len(times), dtype=np.int64)
         before = np.concatenate(([0], np.cumsum(self.end - self.start)))
@@ -37,7 +37,7 @@ class IntervalSet(NamedTuple):
         return np.where(place > 0, before[last] + np.minimum(times, self.end[last]) - self.start[last], 0)
 
     def within(self, start: Ints, end: Ints) -> Ints:
-        """Return how many nanoseconds of the set are inside each of the given intervals, which may overlap."""
+        """Return the number of nanoseconds in the set inside each of the given intervals, which may overlap."""
         return self.until(np.maximum(start, end)) - self.until(start)
 
 
@@ -45,7 +45,7 @@ EMPTY = IntervalSet(np.array([], dtype=np.int64), np.array([], dtype=np.int64))
 
 
 def union(start: Ints, end: Ints) -> IntervalSet:
-    """Return the time covered by at least one of the given intervals, in any order."""
+    """Return the time covered by at least one of the given intervals, which may be in any order."""
     real = end > start
     start, end = start[real], end[real]
     if len(start) == 0:
@@ -70,7 +70,10 @@ def difference(a: IntervalSet, b: IntervalSet) -> IntervalSet:
 
 
 def _where(a: IntervalSet, b: IntervalSet, wanted: _Rule) -> IntervalSet:
-    """Return the time when `wanted` is true, by cutting at every border of both sets and joining the pieces again."""
+    """Return the time when `wanted` is true.
+
+    To compute it, both sets are cut at all borders, and the pieces are joined.
+    """
     borders = np.unique(np.concatenate((*a, *b)))
     if len(borders) == 0:
         return EMPTY

@@ -1,4 +1,4 @@
-"""Compute the tables of times: ``phases``, ``layers``, ``ops``, ``layer_ops`` and ``kernels``."""
+"""Compute the time tables ``phases``, ``layers``, ``ops``, ``layer_ops`` and ``kernels``."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from perfnb.trace_names import CALLS, DEVICE_WORK
 
 
 def phase_table(attribution: Attribution) -> pd.DataFrame:
-    """Return the table ``phases``: each phase's time per traced step, and its share of the step.
+    """Return the table ``phases``, which contains each phase's time per traced step and its share of the step.
 
-    ``ms`` is the traced time, which adds up to the traced step. ``share`` is corrected for tracing overhead.
+    The values of ``ms`` are traced times, which add up to the traced step. ``share`` is corrected for tracing overhead.
     """
     sums = attribution.cells.groupby("phase", observed=False)[["ns", "corrected_ns"]].sum()
     sums = sums.reindex(list(PHASES), fill_value=0)
@@ -42,7 +42,7 @@ def phase_table(attribution: Attribution) -> pd.DataFrame:
 
 
 def phase_stretches(attribution: Attribution, begin: int, end: int) -> list[tuple[str, int, int]]:
-    """Return a step's phases in chronological order, in nanoseconds: the name, start and end of each stretch."""
+    """Return a step's phases in chronological order, as the name, start and end in nanoseconds of each interval."""
     blocks = attribution.host.blocks
     inside = blocks["main"] & (blocks["start"] >= begin) & (blocks["end"] <= end)
     rows = blocks[inside.to_numpy() & (attribution.host.forest.depth == 1)].sort_values("start")
@@ -58,9 +58,9 @@ def phase_stretches(attribution: Attribution, begin: int, end: int) -> list[tupl
 def own_losses(recording: Recording, attribution: Attribution) -> list[str]:
     """Return the models that compute the loss in forward.
 
-    Every backward pass in the traced steps starts in their calls. The first node in a backward pass belongs to the
-    tensor on which it was called, which is the loss. Models whose loss ops were recognised by name are left out,
-    because these ops are in the phase loss.
+    These are the models in whose calls all backward passes in the traced steps begin, because the first node of a
+    backward pass belongs to the tensor on which ``backward`` was called, which is the loss. Models whose loss ops were
+    recognised by name are left out, because these ops are already in the phase loss.
     """
     blocks, forest, cells = attribution.host.blocks, attribution.host.forest, attribution.cells
     kind, parent = blocks["kind"].to_numpy(), forest.parent
@@ -89,11 +89,11 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
 
     It has one row per layer in model order, followed by rows in parentheses that are not modules.
 
-    Times are per traced step and include children, except the columns that begin with ``self``. A layer's children are
-    the layers that ran inside it, so a shared layer counts in each of its parents. A container that is never called
-    (``ModuleList``) sums the layers below it. ``share`` and ``self_share`` refer to the step, corrected for tracing
-    overhead. The values of ``self_ms`` add up to the phases forward and backward. Calls as a loss count in ``calls``,
-    but their time belongs to the phase loss.
+    Times are per traced step and include children, except in the columns that begin with ``self``. A layer's children
+    are the layers that ran inside it, so a shared layer counts towards each of its parents. A container that is never
+    called (``ModuleList``) has the sum of the layers below it. ``share`` and ``self_share`` are fractions of the step,
+    corrected for tracing overhead. The values of ``self_ms`` add up to the phases forward and backward. If a layer is
+    called as a loss, the calls count in ``calls``, but their time belongs to the phase loss.
     """
     cells, modules = attribution.cells, recording.modules
     per_span = _per_span(attribution)
@@ -103,12 +103,12 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     repeated = (attribution.spans.parent != NONE) & (layer[attribution.spans.parent] == layer)
     forward = is_span & (cells["direction"] == "forward").to_numpy() & ~repeated
     blocks = attribution.host.blocks
-    pieces = is_derived(recording, attribution.host) & blocks["span"].duplicated().to_numpy()  # of one call
+    pieces = is_derived(recording, attribution.host) & blocks["span"].duplicated().to_numpy()  # for one call
     began = forward & ~blocks["continued"].to_numpy() & ~pieces
     losses = _loss_calls(recording, attribution)
     calls = np.bincount(layer[began], minlength=len(modules)) + losses
     own = {name: _by_layer(layer[is_span], values[is_span], len(modules)) for name, values in per_span.items()}
-    # No time means no shares, and no steps no figures per step.
+    # Shares are undefined if there is no time, and figures per step are undefined if there are no steps.
     steps, whole = attribution.steps or np.nan, float(cells["corrected_ns"].sum()) or np.nan
     on_gpu = bool(cells["kernels"].sum())
     table = pd.DataFrame(
@@ -139,12 +139,12 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
 
 
 def sums_by_layer(recording: Recording, attribution: Attribution, per_span: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Sum measures by layer, including children, from the values per layer span without children."""
+    """Sum measures by layer, including children. The input contains values per layer span without children."""
     modules = recording.modules
     parent = modules["parent"].to_numpy()
     layer = layer_of_spans(recording, attribution.host)
     with_children = {name: subtree_sums(attribution.spans, values) for name, values in per_span.items()}
-    counted = (layer != NONE) & ~_inside_same(layer, attribution.spans.parent)  # recursion counts once
+    counted = (layer != NONE) & ~_inside_same(layer, attribution.spans.parent)  # recursive calls count once
     sums = {name: _by_layer(layer[counted], values[counted], len(modules)) for name, values in with_children.items()}
     called = np.isin(np.arange(len(modules)), layer)
     for container, spans in _uncalled(attribution, layer, parent, called).items():
@@ -154,7 +154,7 @@ def sums_by_layer(recording: Recording, attribution: Attribution, per_span: Mapp
 
 
 def _hidden(recording: Recording, layer: Ints, total: Floats) -> Bools:
-    """Return whether a layer ran unseen, inside a compiled layer or on a thread that the profiler does not record."""
+    """Check whether a layer's calls are hidden in a compiled layer, or on a thread that is not recorded."""
     called = np.isin(np.arange(len(total)), recording.span_layers.to_numpy())
     seen = np.isin(np.arange(len(total)), layer)
     modules = recording.modules
@@ -163,7 +163,7 @@ def _hidden(recording: Recording, layer: Ints, total: Floats) -> Bools:
 
 
 def _loss_calls(recording: Recording, attribution: Attribution) -> Ints:
-    """Return how many times each layer was called as a loss, over all steps."""
+    """Return the number of times that each layer was called as a loss, over all steps."""
     blocks = attribution.host.blocks
     of_losses = recording.spans["layer"].where(recording.spans["loss"], NONE)
     layer = of_losses.reindex(blocks["span"], fill_value=NONE).to_numpy()
@@ -172,7 +172,7 @@ def _loss_calls(recording: Recording, attribution: Attribution) -> Ints:
 
 
 def _only_loss(recording: Recording, layer: Ints, losses: Ints) -> Bools:
-    """Return whether a layer and its children were only called as losses."""
+    """Check whether a layer and its children were only called as losses."""
     tree = forest_of(recording.modules["parent"].to_numpy())
     seen = np.isin(np.arange(len(losses)), layer)
     lossy, visible = (subtree_sums(tree, values.astype(float)) > 0 for values in (losses, seen))
@@ -180,7 +180,7 @@ def _only_loss(recording: Recording, layer: Ints, losses: Ints) -> Bools:
 
 
 def inside_compiled(modules: pd.DataFrame) -> Bools:
-    """Return whether each layer is inside a compiled layer."""
+    """Check for each layer whether it is inside a compiled layer."""
     return np.asarray(innermost(forest_of(modules["parent"].to_numpy()), modules["compiled"].to_numpy()) != NONE)
 
 
@@ -200,9 +200,9 @@ def _by_layer(layer: Ints, values: Floats, length: int) -> Floats:
 
 
 def _uncalled(attribution: Attribution, layer: Ints, parent: Ints, called: Bools) -> dict[int, list[int]]:
-    """Return, for each layer that is never called, the outermost spans of the layers below it."""
+    """Return the outermost spans of the layers below each layer that is never called."""
     above = np.where(attribution.spans.parent != NONE, layer[attribution.spans.parent], NONE)
-    # Each layer and its ancestors by name; parents come first.
+    # Each layer and its ancestors, by name. Parents come first.
     lines: dict[int, list[int]] = {NONE: []}
     for one, outer in enumerate(parent.tolist()):
         lines[one] = [one, *lines[outer]]
@@ -216,7 +216,7 @@ def _uncalled(attribution: Attribution, layer: Ints, parent: Ints, called: Bools
 
 
 def _special_rows(attribution: Attribution, whole: float, on_gpu: bool) -> pd.DataFrame:
-    """Return rows for the time that no layer owns. Rows without time are left out."""
+    """Return rows for the time that does not belong to any layer. Rows without time are left out."""
     cells = attribution.cells[attribution.cells["special"] != ""]
     sums = cells.groupby("special")[["ns", "corrected_ns", "ops", "kernels", "gpu_ns"]].sum()
     forward = cells[cells["phase"] == "forward"].groupby("special")["ns"].sum()
@@ -225,7 +225,7 @@ def _special_rows(attribution: Attribution, whole: float, on_gpu: bool) -> pd.Da
     total = sums["ns"] / 1e6 / steps
     in_forward = forward.reindex(sums.index, fill_value=0) / 1e6 / steps
     share = sums["corrected_ns"] / whole
-    # Only unattributed time can be in forward; the other rows belong to backward alone.
+    # Only unattributed time can be in forward. All other rows only have time in backward.
     anywhere = sums.index == UNATTRIBUTED_ROW
     rows = pd.DataFrame(
         {
@@ -250,8 +250,8 @@ def _special_rows(attribution: Attribution, whole: float, on_gpu: bool) -> pd.Da
 def op_calls(recording: Recording, attribution: Attribution, times: pd.DataFrame | None = None) -> pd.DataFrame:
     """Return `op_times` with ``layer`` and ``direction``.
 
-    ``layer`` is a row of the layers' table, and is empty outside forward and backward. `times` are the `op_times` of
-    the attribution's host, if they are already known.
+    ``layer`` is a row in the layer table, and is empty outside forward and backward. If the `op_times` of the
+    attribution's host have already been computed, they can be passed as `times`.
     """
     times = op_times(recording, attribution.host) if times is None else times
     block = times["block"].to_numpy()
@@ -264,7 +264,8 @@ def op_calls(recording: Recording, attribution: Attribution, times: pd.DataFrame
 def op_times(recording: Recording, host: Host) -> pd.DataFrame:
     """Return one row per operator call: ``op``, ``block``, ``self_ns``, ``total_ns``, ``gpu_ns``.
 
-    ``total_ns`` is 0 for a call inside another call to the same operator, so that sums do not count any time twice.
+    ``total_ns`` is 0 for a call inside another call to the same operator. This ensures that no time is counted twice in
+    sums.
     """
     events, rows, is_op = recording.events, host.rows, host.is_op
     duration = host.ends - host.starts
@@ -284,7 +285,7 @@ def op_times(recording: Recording, host: Host) -> pd.DataFrame:
             "gpu_ns": gpu_ns,
         }
     )
-    # A live trace may contain the work of other threads; a loaded one was cut to its steps already.
+    # A live trace may contain work from other threads. A loaded trace has already been cut to its steps.
     return calls[is_op if recording.is_from_trace else is_op & (host.block != NONE)]
 
 
@@ -306,8 +307,9 @@ def op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFrame:
 
 
 def layer_op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFrame:
-    """Return the table ``layer_ops``: operators by layer and direction, per traced step, in descending order of
-    time.
+    """Return the table ``layer_ops``, which lists operators by layer and direction.
+
+    Figures are per traced step, and the rows are in descending order of time.
     """
     owned = calls[calls["layer"] != ""]
     groups = owned.groupby(["layer", "op", "direction"], observed=True, sort=False)
@@ -323,9 +325,9 @@ def layer_op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFram
 
 
 def kernel_table(recording: Recording) -> pd.DataFrame:
-    """Return the table ``kernels``: GPU kernels, copies and memsets by name, per traced step.
+    """Return the table ``kernels``, which lists GPU kernels, copies and memsets by name.
 
-    The rows are in descending order of time.
+    Figures are per traced step, and the rows are in descending order of time.
     """
     events, steps = recording.events, int((recording.steps["pass"] == "traced").sum())
     kernels = events[["name", "duration_ns"]].iloc[np.flatnonzero(is_one_of(events["category"], DEVICE_WORK))]
@@ -343,7 +345,7 @@ def kernel_table(recording: Recording) -> pd.DataFrame:
 
 
 def _inside_same(name: Ints, above: Ints) -> Bools:
-    """Return whether each operator or layer span is inside another with the same name."""
+    """Check for each operator or layer span whether it is inside another one with the same name."""
     result = np.zeros(len(name), dtype=bool)
     outer = above
     while (outer != NONE).any():

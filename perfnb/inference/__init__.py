@@ -1,6 +1,6 @@
-"""Latency of a model under load: service times, queues, batches, tokens.
+"""Inference measurements: latency under load, backends, and speculative decoding.
 
-The room is large because it answers three questions, each with its own measurement: latency under load
-(`request_runner` measures, `load_model` and `queueing` compute, `latency` binds), backends (`compare_inference`), and
-speculative decoding (`compare_decoding`).
+This package is large because it answers three questions, each with a separate measurement. For latency under load,
+`request_runner` measures requests, `load_model` and `queueing` compute the effects of load, and `latency` combines the
+two. `compare_inference` compares backends, and `compare_decoding` measures the gain from speculative decoding.
 """

@@ -21,7 +21,7 @@ from perfnb.stats.comparisons import PairedComparison, compare_with_first
 from perfnb.stats.intervals import quantile_interval
 from perfnb.stats.step_times import StepTimes
 
-#: Relative difference of time up to which two backends count as the same.
+#: Two backends are considered equally fast if their times differ by no more than this fraction.
 EQUAL_WITHIN = 0.02
 _NUMBERS = (
     *("median_ms", "ci_low_ms", "ci_high_ms", "p95_ms", "ratio", "ratio_low", "ratio_high", "error", "max_distance"),
@@ -32,16 +32,16 @@ _UNKNOWN = (None, None)
 
 @dataclass(frozen=True)
 class BackendTrial:
-    """A backend that was tried, or the reason why it could not be tried."""
+    """A backend that was tried, or the reason why it could not be."""
 
     backend: str
     why_not: str = ""
-    run: Any = None  # called as the model is; ``None`` if it cannot run
+    run: Any = None  # takes the model's arguments; ``None`` if it cannot run
     setup_s: float | None = None
     size_bytes: int | None = None
     peak_bytes: int | None = None
     values: Values = Values(UNCHECKED)  # noqa: RUF009
-    error: float | None = None  # distance from float64, relative to the size of the outputs
+    error: float | None = None  # distance from float64, relative to the outputs' size
     max_distance: float | None = None
     times_ms: tuple[float, ...] = ()
 
@@ -58,15 +58,15 @@ class BackendRounds:
     trials: tuple[BackendTrial, ...]  # the unmodified model first
     model: str
     batch_size: int | None
-    steady: bool | None  # whether all were steady when their warm-up ended
-    noise: Mapping[str, Any] = field(default_factory=dict)  # what may have disturbed them
+    steady: bool | None  # whether all had reached steady state after the warm-up
+    noise: Mapping[str, Any] = field(default_factory=dict)  # conditions that may have disturbed the measurements
 
 
 @dataclass(frozen=True)
 class Judged:
-    """Whether to use a backend, and the reason."""
+    """The decision whether to use a backend, and the reason."""
 
-    decision: str  # accept, reject, inconclusive; "baseline" for the unmodified model, "refused" if it did not run
+    decision: str  # accept, reject or inconclusive; "baseline" for the unmodified model, "refused" if it did not run
     reason: str
 
 
@@ -113,10 +113,10 @@ def comparisons(trials: Sequence[BackendTrial]) -> dict[str, PairedComparison]:
 
 
 def judge(trial: BackendTrial, verdict: str, losses: Sequence[Loss] | None, limits: Mapping[str, float]) -> Judged:
-    """Return whether to use a backend, following the rules of `perfnb.ab_test`.
+    """Decide whether to use a backend, based on the rules of `perfnb.ab_test`.
 
-    `losses` are the losses that the quality function returned. If there is no quality function, they are ``None`` and
-    the outputs are judged instead.
+    `losses` are the losses that the quality function returned. If there is no quality function, they are ``None``, and
+    the decision is based on the outputs instead.
     """
     known = _losses_of_values(trial, limits) if losses is None else tuple(losses)
     timing = trial.timing
@@ -137,7 +137,7 @@ def judge(trial: BackendTrial, verdict: str, losses: Sequence[Loss] | None, limi
 def _losses_of_values(trial: BackendTrial, limits: Mapping[str, float]) -> tuple[Loss, ...]:
     """Return the outputs' distance from float64, together with its limit.
 
-    The limit is either the one that the user set or the one implied by the verdict on the outputs.
+    If the user did not set a limit, it follows from the verdict on the outputs.
     """
     if trial.error is None:
         return ()
@@ -155,7 +155,7 @@ def _reason(decision: Decision, trial: BackendTrial, losses: Sequence[Loss], jud
         acceptance.OVER: f"over the limit of {about}",
         acceptance.SLOWER: "slower than the unmodified model",
         acceptance.NO_GAIN: f"as fast as the unmodified model, within {EQUAL_WITHIN:.0%}",
-        acceptance.CANNOT_TELL: "no clear difference of time: raise budget_s",
+        acceptance.CANNOT_TELL: "no clear difference in time: raise budget_s",
         acceptance.UNJUDGED: f"faster, but {about} has no limit, and the unmodified model has no finite one",
         acceptance.UNMEASURED: f"faster, but {about} was not measured",
         acceptance.UNSURE: f"faster, but {about} may be over its limit: raise budget_s",

@@ -1,4 +1,4 @@
-"""Make each backend, check its results against float64, and time all of them in turn."""
+"""Build each backend, check its results against float64, and time all backends in turn."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def measure(
     Parameters
     ----------
     losses_of_own : callable
-        Called with the function that runs the unmodified model, before anything is exported, compiled or timed; its
+        Called with the function that runs the unmodified model, before anything is exported, compiled or timed. Its
         result is returned.
 
     Raises
     ------
     Exception
-        Whatever the model itself raises.
+        Any exception that the model itself raises.
     """
     __tracebackhide__ = True
     base, call = _copied(model), call_of(example)
@@ -80,7 +80,7 @@ def measure(
 
 
 def _copied(model: nn.Module) -> nn.Module:
-    """Return a copy in evaluation mode, so that the user's model cannot change."""
+    """Return a copy of the model in evaluation mode. Using a copy ensures that the user's model does not change."""
     try:
         return copy.deepcopy(model).eval()
     except Exception as error:
@@ -91,24 +91,24 @@ def _copied(model: nn.Module) -> nn.Module:
 
 
 def _tried(backend: Backend, model: nn.Module, call: ModelCall, yardstick: _Yardstick) -> BackendTrial:
-    """Make a backend, run it once and check its outputs, or return the reason why it cannot run."""
+    """Build a backend, run it once and check its outputs, or return the reason why it cannot run."""
     why_not = backend.refuses(model, call)
     if not why_not:
         try:
             return yardstick.judged(backend, _prepared(backend, model, call))
         except RefusedError as error:
             why_not = str(error)
-        except Exception as error:  # a model may hold anything; the others still run
+        except Exception as error:  # models can raise anything; try the other backends
             first_line = next((line for line in str(error).splitlines() if line.strip()), "")
             why_not = f"it fails: {type(error).__name__}: {first_line[:200]}"
     return BackendTrial(backend.name, why_not)
 
 
 def _prepared(backend: Backend, model: nn.Module, call: ModelCall) -> BackendTrial:
-    """Make a backend and run it once."""
+    """Build a backend and run it once."""
     __tracebackhide__ = True
     begin = time.perf_counter()
-    # The files that an engine loaded from its folder, which it keeps even once the folder is gone.
+    # Files from the folder that the engine has loaded. The engine can still use them after the folder is deleted.
     with tempfile.TemporaryDirectory(prefix="perfnb-", ignore_cleanup_errors=True) as folder:
         ready = backend.make(model, call, Path(folder))
     ready.run(*call.args, **call.kwargs)
@@ -119,7 +119,7 @@ def _prepared(backend: Backend, model: nn.Module, call: ModelCall) -> BackendTri
 
 
 class _Yardstick:
-    """The model's results, and the same results computed in float64."""
+    """The model's results and, for reference, the same results computed in float64."""
 
     def __init__(self, model: nn.Module, call: ModelCall, run: Callable[..., Any]) -> None:
         self._call = call
@@ -133,7 +133,7 @@ class _Yardstick:
             wide = copy.deepcopy(model).double()
             torch.set_default_dtype(torch.float64)
             return self._results(wide, wide=True)
-        except Exception:  # an operator that has no float64: sums in another order show how far rounding goes
+        except Exception:  # no float64: adding in another order shows the size of rounding errors
             torch.set_default_dtype(default)
             torch.set_num_threads(threads + 1 if threads == 1 else 1)
             return self._results(run)
@@ -142,11 +142,11 @@ class _Yardstick:
             torch.set_num_threads(threads)
 
     def judged(self, backend: Backend, trial: BackendTrial) -> BackendTrial:
-        """Return a trial that includes the verdict on its outputs and their distance from float64."""
+        """Return a copy of a trial that includes the verdict on its outputs and their distance from float64."""
         if not self._own:
             return replace(trial, values=Values(UNCHECKED, None, "the model returns no floating-point numbers"))
         if self._random:
-            why = "the model draws random numbers in evaluation mode too"
+            why = "the model uses random numbers even in evaluation mode"
             return replace(trial, values=Values(UNCHECKED, None, why))
         outputs = self._results(trial.run)
         errors = errors_between(self._own, outputs, self._truth)
@@ -157,7 +157,7 @@ class _Yardstick:
         return replace(trial, values=values, error=errors.worst, max_distance=farthest)
 
     def _results(self, run: Callable[..., Any], seed: int = 0, wide: bool = False) -> Results:
-        """Return the floating-point outputs by position, computed with the same random numbers."""
+        """Return the floating-point outputs by position, always starting from the same random seed."""
         args, kwargs = tree_map(_widened, tuple(self._call)) if wide else self._call
         before = random_state()
         try:
@@ -182,14 +182,14 @@ def _widened(value: Any) -> Any:
 
 
 def _distance(output: Tensor | None, truth: Tensor | None) -> float:
-    """Return the largest distance between two corresponding numbers."""
+    """Return the largest absolute difference between two corresponding numbers."""
     if output is None or truth is None or output.shape != truth.shape:
         return float("inf")
     return float((output - truth).abs().max()) if output.numel() else 0.0
 
 
 def _peak_bytes(ready: ReadyBackend, call: ModelCall) -> int | None:
-    """Return the size of the saved weights and the peak allocation of a call, or ``None`` if torch cannot see it."""
+    """Return the size of the weights plus the peak allocation of a call, or ``None`` if torch does not track it."""
     if not ready.by_torch:
         return None
     tracer = Tracer(memory=True)
@@ -201,7 +201,7 @@ def _peak_bytes(ready: ReadyBackend, call: ModelCall) -> int | None:
         return None
     finally:
         tracer.close()
-    # A model on an accelerator allocates little on the host.
+    # A model on an accelerator allocates only a little memory on the host.
     device = next((kind for _, _, kind in changes if kind != "cpu"), "cpu")
     levels = accumulate(size for _, size, kind in changes if kind == device)
     return ready.size_bytes + max([0, *levels])
@@ -209,7 +209,10 @@ def _peak_bytes(ready: ReadyBackend, call: ModelCall) -> int | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the warnings and notes that exporting and compiling print, because failures appear in the table."""
+    """Suppress the warnings and messages printed during export and compilation.
+
+    Failures appear in the table instead.
+    """
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:

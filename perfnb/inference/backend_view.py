@@ -1,4 +1,4 @@
-"""Show a comparison of backends as a document."""
+"""Present a comparison of backends as a document."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def comparison_document(rounds: BackendRounds, table: pd.DataFrame, count: int) -> Document:
-    """Return the document that shows each backend's cost and exactness.
+    """Return a document that shows each backend's cost and accuracy.
 
     The fastest backend comes first, and backends that did not run come last.
 
@@ -54,11 +54,11 @@ def comparison_document(rounds: BackendRounds, table: pd.DataFrame, count: int) 
     shown.loc[shown["verdict"] == "refused", ["values", "error", "size_bytes", "peak_memory_bytes", "setup_ms"]] = None
     reasons = ordered["reason"].map(str).tolist()
     sections = (
-        Effects("Latency against the unmodified model (eager)", tuple(effects), head="backend"),
+        Effects("Latency relative to the unmodified model (eager)", tuple(effects), head="backend"),
         Table.of("Backends", shown, columns, details=reasons, noun="backend"),
     )
     rounds_made = fmt.counted(count, "round")
-    facts = (f"{rounds_made}, in each of which every backend served the example once, in random order",)
+    facts = (f"{rounds_made}; in each round, every backend served the example once, in random order",)
     return Document(
         "backends",
         rounds.model,
@@ -72,11 +72,11 @@ def comparison_document(rounds: BackendRounds, table: pd.DataFrame, count: int) 
 def _verdict(table: pd.DataFrame) -> Verdict:
     accepted = table[table["decision"] == "accept"].sort_values("ratio")
     if accepted.empty:
-        return Verdict("none", "No backend is faster and as good as eager")
+        return Verdict("none", "No backend is both faster than eager and as accurate")
     best = accepted.iloc[0]
     ratio = float(best["ratio"])
     effect = fmt.with_interval(fmt.ratio(ratio), ratio, fmt.known_bounds((best["ratio_low"], best["ratio_high"])))
-    less = f"{fmt.share(1 - ratio)} less than eager" if ratio < 1 else "no more than eager"
+    less = f"{fmt.share(1 - ratio)} less than eager" if ratio < 1 else "no longer than eager"
     return Verdict("good", f"Use {accepted.index[0]}: {fmt.duration(best['median_ms'])} per call, {less}: {effect}")
 
 
@@ -85,10 +85,10 @@ def _notes(rounds: BackendRounds, table: pd.DataFrame) -> Iterator[str]:
     if own.verdict == UNCHECKED and own.why:
         yield f"Outputs were not checked: {own.why}."
     elif table["error"].notna().any():
-        yield "The error of outputs is their distance from the model's in float64, relative to their size."
+        yield "The outputs' error is their distance from the model's float64 outputs, relative to their size."
     unsettled = table[(table["decision"] == "inconclusive") & (table["verdict"] == "faster")]
     if len(unsettled):
-        yield f"Faster, but not accepted yet: {' and '.join(map(str, unsettled.index))}."
+        yield f"Faster, but not yet accepted: {' and '.join(map(str, unsettled.index))}."
     if rounds.steady is False:
         yield "Not all backends had reached steady state when the warm-up ended."
     yield from noise_sentences(rounds.noise)

@@ -1,6 +1,6 @@
-"""The ways to serve a model.
+"""The backends, which are different ways to serve a model.
 
-Each backend is one object. To add a backend, define an object here and add it to `BACKENDS`.
+Each backend is an object in this module. To add a backend, define an object here and add it to `BACKENDS`.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from perfnb.bench.rounds import mapped
 
 
 class ModelCall(NamedTuple):
-    """The arguments that a model is called with."""
+    """The positional and keyword arguments of a call to a model."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
 
 class RefusedError(Exception):
-    """Raised if a backend turns out not to apply to a model while the backend is being made."""
+    """Raised while a backend is being built if it turns out that it cannot be applied to the model."""
 
 
 class ReadyBackend(NamedTuple):
-    """A backend ready to serve."""
+    """A backend that is ready to serve."""
 
-    #: Called as the model is, and returns what the model returns.
+    #: Takes the same arguments as the model, and returns the same type of result.
     run: Callable[..., Any]
-    #: The bytes of its file, or of its weights as torch saves them.
+    #: The size of its file in bytes, or of its weights when torch saves them.
     size_bytes: int
-    #: Whether torch allocates its memory.
+    #: Whether its memory is allocated by torch.
     by_torch: bool = True
 
 
@@ -47,21 +47,21 @@ class Backend:
     """A way to run a model."""
 
     name: str
-    #: The reason why it cannot run a model; empty if it can.
+    #: Returns the reason why it cannot run a model, or an empty string if it can.
     refuses: Callable[[nn.Module, ModelCall], str]
-    #: Makes it from a model in evaluation mode, which it must not change, and an empty folder.
+    #: Builds it from a model in evaluation mode, which must not be changed, and an empty folder.
     make: Callable[[nn.Module, ModelCall, Path], ReadyBackend]
-    #: The dtype that it computes in on purpose, if lower than the model's own.
+    #: The dtype that it deliberately computes in, if this is lower than the model's own dtype.
     lowers: str = ""
-    #: Whether it may draw random numbers in another order.
+    #: Whether it may draw random numbers in a different order.
     reorders: bool = False
 
 
 def call_of(example: Any) -> ModelCall:
     """Return the arguments of a call.
 
-    A mapping contains keyword arguments, and a tuple or list contains positional arguments. Any other value is the only
-    argument.
+    A mapping is interpreted as keyword arguments, and a tuple or list as positional arguments. Any other value is
+    passed as the only argument.
     """
     if isinstance(example, Mapping):
         return ModelCall((), {str(name): value for name, value in example.items()})
@@ -73,7 +73,7 @@ def _any(model: nn.Module, call: ModelCall) -> str:
 
 
 def _missing(*packages: str) -> str:
-    """Return what needs to be installed, or an empty string if everything is available."""
+    """Return a message about missing packages, or an empty string if everything is installed."""
     lacking = [name for name in packages if importlib.util.find_spec(name) is None]
     return f"not installed: pip install {' '.join(lacking)}" if lacking else ""
 
@@ -86,7 +86,7 @@ def tensors_of(call: ModelCall) -> list[Tensor]:
 def _only_on_cpu(model: nn.Module, call: ModelCall) -> str:
     tensors = [*model.parameters(), *model.buffers(), *tensors_of(call)]
     kind = next((tensor.device.type for tensor in tensors), "cpu")
-    return "" if kind == "cpu" else f"the model is on {kind}, and perfnb runs this one on the CPU only"
+    return "" if kind == "cpu" else f"the model is on {kind}, and perfnb runs this backend only on the CPU"
 
 
 def _has(model: nn.Module, *kinds: type[nn.Module]) -> bool:
@@ -94,7 +94,7 @@ def _has(model: nn.Module, *kinds: type[nn.Module]) -> bool:
 
 
 def saved_bytes(model: nn.Module) -> int:
-    """Return the size of a model's state when torch saves it."""
+    """Return the number of bytes that torch needs to save a model's state."""
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
     return file.tell()
@@ -105,7 +105,10 @@ def _served(
     before: Callable[[Any], Any] | None = None,
     after: Callable[[Any], Any] | None = None,
 ) -> Callable[..., Any]:
-    """Call a model the way it is served: in inference mode, applying a function to each input and output tensor."""
+    """Return a function that calls a model as in serving, which means in inference mode.
+
+    `convert` is applied to each input and output tensor.
+    """
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch.inference_mode():
@@ -178,7 +181,7 @@ def _folded(model: nn.Module, call: ModelCall, folder: Path) -> ReadyBackend:
 
 def _without_linear(model: nn.Module, call: ModelCall) -> str:
     if not _has(model, nn.Linear):
-        return "the model has no linear layer, the only kind that is quantised"
+        return "the model has no linear layer, and no other layers are quantised"
     return _missing("torchao")
 
 
@@ -187,7 +190,7 @@ def _int8(model: nn.Module, call: ModelCall, folder: Path) -> ReadyBackend:
 
     lower = copy.deepcopy(model)
     quantize_(lower, Int8DynamicActivationInt8WeightConfig())
-    # Without compiling, integers are widened again before they are multiplied.
+    # Without compilation, integers are converted to a wider type before they are multiplied.
     return ReadyBackend(_served(torch.compile(lower)), saved_bytes(lower))
 
 
@@ -195,19 +198,19 @@ def _int8(model: nn.Module, call: ModelCall, folder: Path) -> ReadyBackend:
 
 
 def _like(model: nn.Module, call: ModelCall) -> Callable[[list[Any]], Any]:
-    """Return a function that arranges an engine's list of outputs in the structure that the model returns.
+    """Return a function that arranges an engine's list of outputs in the same structure as the model's result.
 
     Raises
     ------
     RefusedError
-        When the returned function is called, if the numbers of tensors differ.
+        By the returned function, if the number of outputs differs from the model's.
     """
     leaves, spec = tree_flatten(_served(model)(*call.args, **call.kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
     def rebuilt(outputs: list[Any]) -> Any:
         if len(outputs) != len(places):
-            raise RefusedError(f"it returns {len(outputs)} tensors, and the model {len(places)}")
+            raise RefusedError(f"it returns {len(outputs)} tensors, but the model returns {len(places)}")
         filled = list(leaves)
         for place, output in zip(places, outputs, strict=True):
             filled[place] = torch.from_numpy(output)
@@ -223,9 +226,9 @@ def _fed(names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any])
     """
     tensors = tensors_of(ModelCall(args, dict(kwargs)))
     if len(tensors) != len(names):
-        raise RefusedError(f"it takes {len(names)} tensors, and the model {len(tensors)}")
+        raise RefusedError(f"it accepts {len(names)} tensors, but the model is called with {len(tensors)}")
     if kwargs and (args or not set(names) <= kwargs.keys()):
-        raise RefusedError(f"its inputs ({', '.join(names)}) are not the keyword arguments of the model")
+        raise RefusedError(f"its inputs ({', '.join(names)}) differ from the model's keyword arguments")
     if kwargs:
         tensors = [kwargs[name] for name in names]
     return {name: tensor.numpy(force=True) for name, tensor in zip(names, tensors, strict=True)}
@@ -246,7 +249,7 @@ def _onnxruntime(model: nn.Module, call: ModelCall, folder: Path) -> ReadyBacken
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    # Its threads would keep spinning while the next backend runs.
+    # Otherwise its threads would keep spinning while the next backend runs.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     session = onnxruntime.InferenceSession(str(path), options, providers=[_PROVIDER])
     if session.get_providers() != [_PROVIDER]:
@@ -285,7 +288,7 @@ def _without(*packages: str) -> Callable[[nn.Module, ModelCall], str]:
     return lambda model, call: _missing(*packages) or _only_on_cpu(model, call)
 
 
-#: The unmodified model in inference mode, the baseline of all others.
+#: The unmodified model in inference mode, which is the baseline for all other backends.
 EAGER = Backend("eager", _any, _eager)
 BACKENDS = (
     EAGER,

@@ -1,4 +1,4 @@
-"""Estimate the gain from a dynamic batcher, by measuring batches of each size and simulating the batcher.
+"""Estimate the gain from a dynamic batcher by simulating it with the measured times of batches of each size.
 
 All functions here are pure.
 """
@@ -19,38 +19,38 @@ from perfnb.arguments import require_seconds
 from perfnb.inference.queueing import poisson_arrivals
 from perfnb.stats.intervals import Floats, Samples, quantile_interval
 
-#: The number of requests in a simulation; the first quarter, while the queue fills, is left out.
+#: The number of requests in a simulation. The first quarter is discarded, because the queue is still filling up.
 REQUESTS = 8_000
 _SETTLES = REQUESTS // 4
-#: The delays that are tried, as shares of the time that a request alone takes.
+#: The delays that are tried, as fractions of the time that a single request takes.
 DELAYS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
-#: Settings whose figures differ by less than this share count as equal.
+#: Settings whose figures differ by less than this fraction are considered equal.
 EQUAL_WITHIN = 0.05
-#: How often the interval around the highest rate is halved.
+#: The number of bisection steps in the search for the highest rate.
 _HALVINGS = 7
-#: The number of distinct quantiles of a batch's time.
+#: The number of quantiles that represent the distribution of a batch's time.
 _LEVELS = 4096
 _SEED = 21
 
 
 @dataclass(frozen=True, repr=False)
 class Batcher:
-    """A simulated batcher under load, with its settings and their effect.
+    """A simulated batcher under load, with its settings and the resulting figures.
 
     Attributes
     ----------
     most, delay_ms : int, float
-        The size of the largest batch, and how long a batch's first request waits for more requests.
+        The maximum batch size, and the maximum time that a batch's first request waits for more requests.
     rate_per_s : float
         Requests per second.
     p50_ms, p95_ms, p99_ms : float
-        Quantiles of latency; infinite if requests come faster than the batcher serves them.
+        Latency quantiles. They are infinite if requests arrive faster than the batcher can serve them.
     batch_size : float
         Mean batch size.
     utilization : float
-        Share of the time when the server is busy.
+        Fraction of the time during which the server is busy.
     served_per_s : float
-        Requests that it serves per second. This equals the arrival rate unless the batcher is overrun.
+        Number of requests served per second. This equals the arrival rate unless the batcher is overrun.
     """
 
     most: int
@@ -64,20 +64,20 @@ class Batcher:
     served_per_s: float
 
     def __repr__(self) -> str:
-        p99 = "without end" if math.isinf(self.p99_ms) else fmt.duration(self.p99_ms)
+        p99 = "infinite" if math.isinf(self.p99_ms) else fmt.duration(self.p99_ms)
         setting = f"at most {self.most}, {fmt.duration(self.delay_ms)} delay"
         return f"<perfnb.Batcher: {setting}, at {fmt.significant(self.rate_per_s)}/s: p99 {p99}>"
 
 
 class Batching:
-    """Service times by batch size, and the effect that a dynamic batcher would have on them.
+    """Service times by batch size, and simulations of a dynamic batcher that are based on them.
 
     Parameters
     ----------
     times_ms : mapping of int to array
         Service times of batches by size, including size 1.
     servers : int
-        Batches served at the same time.
+        Number of batches that are served at the same time.
     """
 
     def __init__(self, times_ms: Mapping[int, Samples], servers: int = 1) -> None:
@@ -106,7 +106,7 @@ class Batching:
 
     @property
     def gain(self) -> float:
-        """How many times as many requests the best batch size serves, compared with serving them one by one."""
+        """The throughput with the best batch size, divided by the throughput when requests are served one by one."""
         per_second = self.sizes["requests_per_s"]
         return float(per_second.max() / per_second.iloc[0])
 
@@ -135,9 +135,7 @@ class Batching:
         return Batcher(most, delay_ms, rate_per_s, p50, p95, p99, float(np.mean(sizes)), min(1.0, busy), served)
 
     def grid(self, rate_per_s: float) -> pd.DataFrame:
-        """Return one row per batcher setting, with its figures at a given rate. The columns are described in
-        `Batcher`.
-        """
+        """Return one row per batcher setting, with its figures at a given rate. See `Batcher` for the columns."""
         return pd.DataFrame([self.at(rate_per_s, *setting) for setting in self._settings])
 
     @property
@@ -148,8 +146,8 @@ class Batching:
     def best(self, rate_per_s: float, quantile: float = 0.99) -> Batcher | None:
         """Return the setting with the lowest latency at a rate, or ``None`` if all settings are overrun.
 
-        Simulations of this length cannot distinguish settings that are within 5 % of the lowest latency. Among these,
-        the setting with the smallest batch and delay is returned.
+        The simulations are too short to distinguish between settings that are within 5 % of the lowest latency. Of
+        these settings, the one with the smallest batch and delay is returned.
 
         Parameters
         ----------
@@ -166,8 +164,8 @@ class Batching:
     def best_within(self, bound_ms: float, quantile: float = 0.99) -> Batcher | None:
         """Return the setting that serves the highest rate while a latency quantile stays within a bound.
 
-        The returned batcher is simulated at that rate. The result is ``None`` if no setting meets the bound at any
-        rate. Among settings whose rates are within 5 % of the highest, the one with the smallest batch and delay is
+        The returned batcher contains the figures at that rate. The result is ``None`` if no setting meets the bound at
+        any rate. If several settings have rates within 5 % of the highest, the one with the smallest batch and delay is
         returned.
 
         Parameters
@@ -191,7 +189,7 @@ class Batching:
         return best
 
     def _capacity(self, most: int) -> float:
-        """Return how many requests per second the batcher serves when all of its batches are full."""
+        """Return the number of requests per second that the batcher serves when all of its batches are full."""
         means = [float(times.mean()) for times in self._times.values()]
         return self._servers * 1e3 * most / float(np.interp(most, list(self._times), means))
 
@@ -201,7 +199,7 @@ class Batching:
 
     @cached_property
     def _table(self) -> list[list[float]]:
-        """Times by quantile and by batch size, starting at size 1."""
+        """Return batch times by quantile and by batch size, starting at size 1."""
         levels = (np.arange(_LEVELS) + 0.5) / _LEVELS
         measured = np.array([times[(levels * len(times)).astype(int)] for times in self._times.values()])
         sizes = np.arange(1, max(self._times) + 1)
@@ -220,18 +218,18 @@ def simulate_batches(
 ) -> tuple[Floats, list[int], float]:
     """Simulate a dynamic batcher.
 
-    As soon as `most` requests are waiting, or the first of them has waited for `delay_ms`, a free server takes up to
-    `most` of them.
+    A free server starts a batch as soon as `most` requests are waiting, or when the first request has waited for
+    `delay_ms`. The batch contains at most `most` requests.
 
     Parameters
     ----------
     service_ms : callable
-        Returns the time of a batch, given its size. It is called once for each batch.
+        Function that returns a batch's time, given its size. It is called once for each batch.
 
     Returns
     -------
     array, list of int, float
-        The latency of each request, the sizes of the batches, and the share of time during which the servers are busy.
+        The latency of each request, the batch sizes, and the fraction of the time during which the servers are busy.
     """
     arrivals = arrivals_ms.tolist()
     ends: list[float] = []

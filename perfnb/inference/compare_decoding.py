@@ -1,6 +1,6 @@
-"""`compare_decoding`: measure how much speculative decoding gains.
+"""`compare_decoding`: measure the speed-up from speculative decoding.
 
-The comparison also shows how many guesses are kept and whether the answers differ.
+The comparison also shows how many guessed tokens are kept, and whether the answers differ.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from perfnb.draw.step_output import StepOutput
 from perfnb.experiments.ab_test import ABTest, ab_test
 from perfnb.inference.decoding_view import decoding_document
 
-#: The number of requests whose answers are compared, and the share of the budget that this may take.
+#: The number of requests whose answers are compared, and the fraction of the budget that may be spent on this.
 _COMPARED, _COMPARED_SHARE = 8, 0.3
 _COLUMNS = ("request", "tokens", "passes", "proposed", "accepted", "same", "alike_tokens")
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class DecodingComparison(Documented):
-    """A comparison of speculative and plain decoding, request by request. A notebook displays it.
+    """A request-by-request comparison of speculative and plain decoding, which is displayed in notebooks.
 
     Attributes
     ----------
     ab : ABTest
-        The experiment: each pair is one request, answered both ways in random order.
+        The experiment. In each pair, a request is answered with both methods, in random order.
     requests : DataFrame
-        The requests whose answers were compared, a row each: ``request`` (its place among yours), ``tokens`` (of the
-        assisted answer), ``passes`` (of the model itself), ``proposed`` (tokens guessed ahead) and ``accepted`` (how
-        many of those were kept; ``NA`` if the model's cache does not show it), ``same`` (whether both answers are the
-        same; ``NA`` if plain decoding draws random tokens) and ``alike_tokens`` (before they differ).
+        One row for each request whose answers were compared. The columns are ``request`` (its index in your requests),
+        ``tokens`` (length of the assisted answer), ``passes`` (forward passes of the model itself), ``proposed``
+        (number of guessed tokens), ``accepted`` (number of guessed tokens that were kept; ``NA`` if the model's cache
+        does not show it), ``same`` (whether both answers are the same; ``NA`` if plain decoding draws random tokens),
+        and ``alike_tokens`` (number of tokens before the answers differ).
     """
 
     ab: ABTest
@@ -45,30 +46,30 @@ class DecodingComparison(Documented):
 
     @property
     def verdict(self) -> str:
-        """``faster``, ``slower``, ``same`` or ``inconclusive``, for assisted decoding compared with plain decoding."""
+        """The speed of assisted relative to plain decoding: ``faster``, ``slower``, ``same`` or ``inconclusive``."""
         return self.ab.verdict
 
     @property
     def gain(self) -> float:
-        """How many times as fast as plain decoding it is."""
+        """The speed-up of assisted decoding: the time of plain decoding divided by the time of assisted decoding."""
         return 1 / self.ab.ratio
 
     @property
     def gain_interval(self) -> tuple[float, float] | None:
-        """The gain's 95 % interval, or ``None`` if there are fewer than 6 pairs."""
+        """The 95 % interval of `gain`, or ``None`` if there are fewer than 6 pairs."""
         interval = self.ab.ratio_ci
         return None if interval is None else (1 / interval[1], 1 / interval[0])
 
     @property
     def acceptance(self) -> float | None:
-        """The share of guessed tokens that were kept, or ``None`` if there were none or they could not be observed."""
+        """The fraction of guessed tokens that were kept, or ``None`` if it is undefined or could not be observed."""
         known = self.requests.dropna(subset=["proposed", "accepted"])
         proposed = int(known["proposed"].sum())
         return int(known["accepted"].sum()) / proposed if proposed else None
 
     @property
     def tokens_per_pass(self) -> float:
-        """The number of tokens per forward pass of the model. In plain decoding, it is 1."""
+        """The number of tokens per forward pass of the model, which is 1 in plain decoding."""
         passes = int(self.requests["passes"].sum())
         return int(self.requests["tokens"].sum()) / passes if passes else math.nan
 
@@ -86,17 +87,17 @@ def compare_decoding(
 ) -> DecodingComparison:
     """Compare speculative (assisted) decoding with plain decoding.
 
-    Both methods answer the same requests, in random order within each pair, and their times are compared. A few
-    requests are then answered once more without being timed, to count the guesses that were kept and to compare the
-    answers.
+    Both methods answer the same requests, in random order within each pair, and their times are compared. Afterwards, a
+    few requests are answered again without being timed. perfnb uses these answers to count the guesses that were kept,
+    and to check whether the two methods give the same answers.
 
     Parameters
     ----------
     plain, assisted : callable
-        As for `perfnb.latency` with ``tokens=True``: each takes ``streamer=`` and passes it to Hugging Face's
-        ``generate``, or yields tokens.
+        The functions that answer a request. Like the functions for `perfnb.latency` with ``tokens=True``, they must
+        yield tokens, or accept ``streamer=`` and pass it to Hugging Face's ``generate``.
     requests : iterable
-        The requests that they are called with.
+        The requests to answer.
     budget_s : float
         The approximate total time in seconds.
 
@@ -107,11 +108,11 @@ def compare_decoding(
     Raises
     ------
     TypeError, ValueError
-        For arguments that do not fit.
+        If an argument is invalid.
     CaptureError
-        Inside a profiler.
+        If this is called inside a profiler.
     Exception
-        Whatever the functions raise.
+        Any exception that the functions raise.
     """
     from perfnb.inference.generation import watch_generation
     from perfnb.inference.serving import Requests, tokens_served_by
@@ -147,7 +148,7 @@ def compare_decoding(
 
 
 def _compared(plain: Sequence[Any], assisted: Sequence[Any]) -> dict[str, Any]:
-    """Compare two answers to the same request."""
+    """Return the figures of two answers to the same request, and whether they are the same."""
     pairs = enumerate(zip(plain, assisted, strict=False))
     differs_at = next((place for place, (one, other) in pairs if one != other), min(len(plain), len(assisted)))
     return {"tokens": len(assisted), "same": plain == assisted, "alike_tokens": differs_at}

@@ -1,4 +1,4 @@
-"""`compare_inference`: measure how fast, how large and how exact a model is with each backend."""
+"""`compare_inference`: measure a model's speed, size and accuracy with each backend."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     from perfnb.draw.document import Document
 
-#: Takes a function that can be called as the model is, and returns losses by name; smaller is better.
+#: Takes a function that is called like the model, and returns losses by name. Smaller losses are better.
 Quality = Callable[[Callable[..., Any]], Mapping[str, float]]
 
 
 class InferenceComparison(Documented):
-    """A comparison of backends: latency, memory, size, and the error of the outputs. A notebook displays it."""
+    """A comparison of the latency, memory, size and output error of backends, which is displayed in notebooks."""
 
     def __init__(self, rounds: BackendRounds, judged: Mapping[str, Judged]) -> None:
         self._rounds, self._judged = rounds, judged
@@ -35,19 +35,26 @@ class InferenceComparison(Documented):
     def table(self) -> pd.DataFrame:
         """One row per backend, starting with the unmodified model (eager).
 
-        ``verdict`` on its time (faster, slower, same, inconclusive; baseline; refused), ``median_ms`` with its 95 %
-        interval ``ci_low_ms`` to ``ci_high_ms``, ``p95_ms``, ``ratio`` to eager with its simultaneous 95 % interval
-        ``ratio_low`` to ``ratio_high``, ``values`` (its outputs: exact, within noise, reduced precision, different, not
-        checked), ``error`` (their distance from float64, relative to their size), ``max_distance`` (the largest of a
-        single number), ``size_bytes`` (of its file, or of its weights as torch saves them), ``peak_memory_bytes``
-        (weights, and the most that a call allocates; ``NA`` where torch does not see it), ``setup_s`` (exporting,
-        compiling, loading and the first call), ``decision`` and ``reason``.
+        The columns are:
+
+        - ``verdict``: the verdict on its time (faster, slower, same or inconclusive; baseline; refused)
+        - ``median_ms``, ``ci_low_ms``, ``ci_high_ms``, ``p95_ms``: the median time with its 95 % interval, and the 95th
+          percentile
+        - ``ratio``, ``ratio_low``, ``ratio_high``: the time relative to eager, with its simultaneous 95 % interval
+        - ``values``: the verdict on its outputs (exact, within noise, reduced precision, different or not checked)
+        - ``error``, ``max_distance``: the outputs' distance from float64 relative to their size, and the largest
+          distance of any single number
+        - ``size_bytes``: the size of its file, or of its weights when torch saves them
+        - ``peak_memory_bytes``: the size of the weights plus the peak allocation of a call; ``NA`` if torch does not
+          track it
+        - ``setup_s``: the time for exporting, compiling, loading and the first call
+        - ``decision``, ``reason``: the decision whether to use the backend, and the reason
         """
         return table_of(self._rounds.trials, self._judged)
 
     @property
     def samples(self) -> pd.DataFrame:
-        """The milliseconds of each call, with one row per round and one column per backend.
+        """The time of each call in milliseconds, with one row per round and one column per backend.
 
         Every backend runs once in each round.
         """
@@ -55,17 +62,18 @@ class InferenceComparison(Documented):
         return pd.DataFrame(times_ms).rename_axis("round")
 
     def decide(self, quality: Quality | None = None, limits: Mapping[str, float] | None = None) -> InferenceComparison:
-        """Make the decisions again from the same measurements, following the rules of `perfnb.ab_test`.
+        """Decide again which backends to accept, using the same measurements and the rules of `perfnb.ab_test`.
 
         Parameters
         ----------
         quality : callable, optional
-            ``quality(run)`` measures losses by name, smaller is better, such as ``{"error": 0.03}``; ``run`` is called
-            as the model is. The same losses of eager are the limit, unless `limits` has one. Without it, outputs must
-            be as close to float64 as the model's own, within noise.
+            A function ``quality(run)`` that measures losses by calling ``run`` like the model. It returns the losses by
+            name, for example ``{"error": 0.03}``, and smaller losses are better. A backend's losses must not exceed
+            those of eager, unless `limits` contains other values. If no function is passed, a backend's outputs must be
+            as close to float64 as the model's own outputs, within noise.
         limits : mapping, optional
-            Largest accepted values: of losses, or without `quality` of ``"difference"`` (``error`` in the table); of
-            ``"median_ms"``, ``"p95_ms"`` and ``"peak_memory_bytes"``.
+            The largest accepted values of losses, ``"median_ms"``, ``"p95_ms"`` and ``"peak_memory_bytes"``. Without
+            `quality`, you can limit ``"difference"`` (``error`` in the table) instead of losses.
 
         Returns
         -------
@@ -74,9 +82,9 @@ class InferenceComparison(Documented):
         Raises
         ------
         TypeError, ValueError
-            For arguments that do not fit.
+            If an argument is invalid.
         Exception
-            Whatever `quality` raises with the unmodified model.
+            Any exception that `quality` raises for the unmodified model.
         """
         __tracebackhide__ = True
         bounds, first = _require(quality, limits), self._rounds.trials[0]
@@ -84,7 +92,7 @@ class InferenceComparison(Documented):
         return InferenceComparison(self._rounds, _judged(self._rounds.trials, quality, bounds, own_losses))
 
     def journal_entries(self) -> Iterator[tuple[Timing, str, bool]]:
-        """Yield the entries for `Journal.add`: each backend's times and name, and whether it is accepted.
+        """Yield each backend's times and name, and whether it is accepted, as entries for `Journal.add`.
 
         The unmodified model (eager) is always accepted.
         """
@@ -106,24 +114,25 @@ def compare_inference(
     limits: Mapping[str, float] | None = None,
     budget_s: float = 60.0,
 ) -> InferenceComparison:
-    """Compare ways to serve a model by their speed, their memory and disk use, and the exactness of their outputs.
+    """Compare different ways to serve a model by speed, memory use, disk use, and the accuracy of the outputs.
 
-    The measurements are interleaved: in each round, every backend serves the example once, in random order. Each
-    backend's outputs are compared with the outputs that the model computes in float64. The backends work on copies in
-    evaluation mode, so your model does not change.
+    The measurements are interleaved: in each round, every backend serves the example once, in random order. The outputs
+    of each backend are compared with those that the model computes in float64. Your model does not change, because all
+    backends work on copies of it in evaluation mode.
 
     Parameters
     ----------
     model : Module
     example : tensor, tuple or mapping
-        The arguments that the model is called with; a mapping holds keyword arguments.
+        The arguments to call the model with. A mapping is interpreted as keyword arguments.
     backends : sequence of str
-        Of ``eager`` (always there, the baseline), ``compile``, ``bf16``, ``onnxruntime``, ``int8`` (torchao),
-        ``channels_last``, ``folded`` (batch normalisation into convolutions) and ``openvino``.
+        The backends to compare. Choose from ``eager`` (the baseline, which is always included), ``compile``, ``bf16``,
+        ``onnxruntime``, ``int8`` (torchao), ``channels_last``, ``folded`` (batch normalisation is folded into
+        convolutions) and ``openvino``.
     quality, limits
         As for `InferenceComparison.decide`.
     budget_s : float
-        Seconds for timing, in addition to exporting and compiling.
+        The time for measurements in seconds. Exporting and compiling take additional time.
 
     Returns
     -------
@@ -132,11 +141,11 @@ def compare_inference(
     Raises
     ------
     TypeError, ValueError
-        For arguments that do not fit.
+        If an argument is invalid.
     CaptureError
-        Inside a profiler, or if the model cannot be copied.
+        If this is called inside a profiler, or if the model cannot be copied.
     Exception
-        Whatever the model itself raises.
+        Any exception that the model itself raises.
     """
     from torch import nn
 
@@ -147,16 +156,16 @@ def compare_inference(
     if not isinstance(model, nn.Module):
         raise TypeError(f"compare_inference needs a torch module, not {shown(model)}.")
     if hasattr(model, "_orig_mod"):
-        raise TypeError("model is compiled already: pass the model that torch.compile was called with.")
+        raise TypeError("model is already compiled: pass the original model that was passed to torch.compile.")
     require_seconds("budget_s", budget_s)
     bounds, known = _require(quality, limits), by_name()
     names = [backends] if isinstance(backends, str) else list(backends)
     if not names or any(name not in known for name in names):
-        raise ValueError(f"backends must be some of these: {', '.join(known)}; not {shown(backends)}.")
+        raise ValueError(f"backends must be chosen from {', '.join(known)}, not {shown(backends)}.")
     chosen = [known[name] for name in dict.fromkeys(names) if name != "eager"]
 
     def losses_of_own(run: Callable[..., Any]) -> Mapping[str, float] | None:
-        # Faults in it are found before anything is compiled and timed.
+        # This raises errors in the quality function before anything is compiled and timed.
         __tracebackhide__ = True
         return None if quality is None else _own_losses(quality, run)
 
@@ -167,15 +176,17 @@ def compare_inference(
 
 def _require(quality: Any, limits: Any) -> dict[str, float]:
     if quality is not None and not callable(quality):
-        raise TypeError("quality must be a function that takes what runs the model: quality=lambda run: {...}.")
+        raise TypeError(
+            "quality must be a function that accepts a function to run the model: quality=lambda run: {...}."
+        )
     return limits_of(limits, judged=quality is not None, profiled=True)
 
 
 def _own_losses(quality: Quality, run: Callable[..., Any]) -> Mapping[str, float]:
-    """Return the unmodified model's losses. They do not depend on `limits`, because they are the limits."""
+    """Return the unmodified model's losses. No limits apply to them, because they are themselves the limits."""
     __tracebackhide__ = True
     losses = quality(run)
-    losses_of(losses, {})  # refuses results that are not losses
+    losses_of(losses, {})  # raises an error if the results are not losses
     return losses
 
 
@@ -185,7 +196,7 @@ def _judged(
     limits: Mapping[str, float],
     own: Mapping[str, float] | None,
 ) -> dict[str, Judged]:
-    """Return a decision for each backend."""
+    """Return the decision for each backend."""
     first, *others = trials
     pairs, judged = comparisons(trials), {first.backend: Judged("baseline", "")}
     for trial in others:
@@ -196,8 +207,8 @@ def _judged(
         if quality is not None:
             try:
                 losses = losses_of({"baseline": own, "candidate": quality(trial.run)}, limits)
-            except Exception as error:  # with eager it ran: the backend takes no other sizes, for example
-                why = f"quality fails with it: {type(error).__name__}: {error}"
+            except Exception as error:  # It worked with eager. The backend may not accept other sizes, for example.
+                why = f"quality fails with this backend: {type(error).__name__}: {error}"
                 judged[trial.backend] = Judged("inconclusive", why)
                 continue
         judged[trial.backend] = judge(trial, pairs[trial.backend].verdict, losses, limits)

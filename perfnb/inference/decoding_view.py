@@ -1,4 +1,4 @@
-"""Show a comparison of speculative and plain decoding as a document."""
+"""Present a comparison of speculative and plain decoding as a document."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def decoding_document(found: DecodingComparison) -> Document:
     )
     return Document(
         "decoding",
-        "assisted against plain",
+        "assisted relative to plain",
         verdict=_verdict(found, pairs),
         figures=(
             Figure("assisted", ab.b.median_ms, "ms", ab.b.ci_ms, "median per answer"),
             Figure("plain", ab.a.median_ms, "ms", ab.a.ci_ms, "median per answer"),
             Figure("guesses kept", found.acceptance, "share"),
-            Figure("tokens for each pass of the model", found.tokens_per_pass, "number"),
+            Figure("tokens per forward pass of the model", found.tokens_per_pass, "number"),
         ),
-        facts=(f"{pairs} of answers, each to one request in random order",),
+        facts=(f"{pairs} of answers, each to the same request, in random order",),
         sections=(
-            Effects("Time of an answer against plain decoding", (effect,)),
+            Effects("Time per answer relative to plain decoding", (effect,)),
             Strip("Pairs", Axis("assisted / plain", "ratio"), ((_PAIRS, list(ab.pairs["ratio"])),), ("same", 1.0)),
-            Table("Answers that were compared, untimed", columns, list(_rows(found.requests)), noun="answer"),
+            Table("Compared answers (not timed)", columns, list(_rows(found.requests)), noun="answer"),
         ),
         notes=tuple(_notes(found)),
     )
@@ -55,14 +55,16 @@ def decoding_document(found: DecodingComparison) -> Document:
 def _verdict(found: DecodingComparison, pairs: str) -> Verdict:
     if found.gain_interval is None:
         return Verdict(
-            "open", f"Whether assisted decoding is faster is not known from {pairs} of answers", next="Raise budget_s."
+            "open",
+            f"{pairs} of answers are too few to show whether assisted decoding is faster",
+            next="Raise budget_s.",
         )
     ratio, verdict = found.ab.ratio, found.verdict
     effect = fmt.with_interval(fmt.ratio(ratio), ratio, found.ab.ratio_ci)
     less = f"{fmt.share(abs(1 - ratio))} {'less' if ratio < 1 else 'more'}"
     sentences = {
         "same": f"Assisted decoding takes as long as plain decoding: {effect}",
-        "inconclusive": f"Whether assisted decoding is faster is not clear: {effect} the time of plain decoding",
+        "inconclusive": f"It is not clear whether assisted decoding is faster: {effect} the time of plain decoding",
     }
     clear = f"Assisted decoding is {verdict}: an answer takes {less} time than with plain decoding, {effect}"
     return Verdict(STATES[verdict], sentences.get(verdict, clear), _answers(found))
@@ -71,7 +73,7 @@ def _verdict(found: DecodingComparison, pairs: str) -> Verdict:
 def _answers(found: DecodingComparison) -> str:
     compared = fmt.counted(len(found.requests), "answer")
     if found.same is None:
-        return "Answers were not compared: plain decoding answers the same request in different ways."
+        return "Answers were not compared, because plain decoding gives different answers to the same request."
     if found.same:
         return f"{compared} compared: all are the same."
     other = found.requests[~found.requests["same"].astype(bool)]
@@ -91,8 +93,10 @@ def _rows(requests: pd.DataFrame) -> Iterator[tuple[float | str | None, ...]]:
 
 def _notes(found: DecodingComparison) -> Iterator[str]:
     if found.acceptance is None:
-        why = "the model's cache does not show them" if found.requests["proposed"].isna().any() else "there were none"
-        yield f"Share of guessed tokens that were kept {fmt.UNKNOWN}: {why}."
+        why = (
+            "the model's cache does not reveal it" if found.requests["proposed"].isna().any() else "nothing was guessed"
+        )
+        yield f"Fraction of guessed tokens that were kept {fmt.UNKNOWN}: {why}."
     if found.ab.steady is False:
         yield "The answers had not reached steady state when the warm-up ended."
     yield from noise_sentences(found.ab.noise)

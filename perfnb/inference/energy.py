@@ -1,4 +1,4 @@
-"""Measure the GPU energy that requests use, from the drivers' counters."""
+"""Measure the GPU energy that requests use, based on the drivers' energy counters."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from perfnb.errors import CaptureError
 from perfnb.telemetry.watcher import Watcher
 
 _INTERVAL_S = 0.1
-#: The shortest run in seconds: drivers renew a counter every 20 to 100 ms, which is too coarse for shorter ones.
+#: The length of the shortest usable run in seconds. Drivers update a counter every 20 to 100 ms, which is too coarse
+#: for shorter runs.
 _LEAST_S = 1.0
-NO_GPU = "no GPU was used, and perfnb reads no energy counter of processors"
+NO_GPU = "no GPU was used, and perfnb does not read the energy counters of CPUs"
 
 
-#: Joules between two instants (`time.perf_counter_ns`), or the reason why they are not known.
+#: Returns the joules between two instants (`time.perf_counter_ns`), or the reason why they are unknown.
 Joules = Callable[[int, int], float | str]
 
 
@@ -45,8 +46,6 @@ def joules_between(devices: dict[str, dict[str, Any]], start_s: float, end_s: fl
     """Return the energy in joules that the GPUs used between two instants, or the reason why it is unknown.
 
     Only GPUs on which torch has allocated memory are included.
-
-    These are the GPUs that hold memory of torch.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Observe a generation: its key-value cache, and how many of the guessed tokens it kept."""
+"""Observe the generation of an answer: the key-value cache, and the number of guessed tokens that were kept."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Generation:
     tokens : list
         The tokens that were yielded or streamed, in order.
     passes : int
-        How many times tokens arrived. In speculative decoding, this is the number of forward passes of the model
-        itself.
+        The number of times that tokens arrived. In speculative decoding, this is the number of forward passes of the
+        model itself.
     proposed, accepted : int or None
         The number of guessed tokens, and how many of them were kept. Both are ``None`` if the model's cache did not
         show them.
@@ -61,12 +61,12 @@ def watch_generation(fn: Callable[..., Any], request: Any) -> Generation:
 
 
 class _Watcher(TokenTimes):
-    """Receives the tokens, and inspects the caches of the passes between them."""
+    """Receives the tokens, and inspects the caches of the forward passes between them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.answer: list[Any] = []
-        #: The tokens guessed ahead in each pass, and how many of them were kept; below 0 if that is not known.
+        #: The number of guessed tokens in each pass, and the number that were kept, which is negative if it is unknown.
         self.guesses: list[tuple[int, int]] = []
         self.cache: Any = None
         self._length: int | None = None
@@ -78,9 +78,9 @@ class _Watcher(TokenTimes):
             self.cache, self._length = cache, _length_of(cache)
 
     def note(self, value: Any) -> None:
-        """Record tokens.
+        """Record tokens that have arrived.
 
-        The preceding pass was a pass of the model itself over the known and the guessed tokens.
+        In the preceding forward pass, the model itself processed the known and the guessed tokens.
         """
         before = len(self)
         super().note(value)
@@ -93,7 +93,7 @@ class _Watcher(TokenTimes):
 
 
 def _length_of(cache: Any) -> int | None:
-    """Return the number of tokens whose keys and values have been cached."""
+    """Return the number of tokens whose keys and values are in the cache."""
     return int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else None
 
 
@@ -103,11 +103,11 @@ def cache_of(cache: Any) -> Cache | str:
     Parameters
     ----------
     cache : object
-        A cache as returned by Hugging Face models. It consists of layers with ``keys`` and ``values``, or before
-        version 4.54, of a list of each.
+        A cache as returned by Hugging Face models. It consists of layers with ``keys`` and ``values``. Before version
+        4.54, it consists of a list of keys and a list of values.
     """
     inner = getattr(cache, "self_attention_cache", None)
-    if inner is not None:  # of an encoder and a decoder: the part for the encoder's output does not grow
+    if inner is not None:  # an encoder-decoder model: the part for the encoder's output does not grow
         own, length = cache_of(inner), _length_of(inner)
         if isinstance(own, str):
             return own
@@ -115,28 +115,28 @@ def cache_of(cache: Any) -> Cache | str:
         return Cache((*own.layers, (other, 1)), length or own.length)
     held_layers, length = _layers_of(cache), _length_of(cache)
     if not held_layers or not length:
-        return f"its layout is not known ({type(cache).__name__})"
+        return f"its layout is unknown ({type(cache).__name__})"
     layers: list[tuple[int, float]] = []
     for keys, values, layer in held_layers:
         held, size = int(keys.shape[-2]), keys.nbytes + values.nbytes
         if hasattr(layer, "residual_length"):
-            return "it is quantised, and only a part of it is in its tensors"
+            return "it is quantised, and its tensors contain only a part of it"
         window = getattr(layer, "sliding_window", None)
-        if hasattr(layer, "max_cache_len"):  # allocated as a whole
+        if hasattr(layer, "max_cache_len"):  # allocated at full size
             layers.append((size, 1))
         elif window is not None and getattr(layer, "is_sliding", False):
             layers.append((size // held, int(window) - 1))
         elif held == length:
             layers.append((size // held, math.inf))
         else:
-            return f"a layer holds {held:,} of {length:,} tokens, and perfnb does not know why"
+            return f"a layer contains {held:,} of {length:,} tokens, for a reason that perfnb cannot determine"
     return Cache(tuple(layers), length)
 
 
 def _layers_of(cache: Any) -> list[tuple[torch.Tensor, torch.Tensor, Any]] | None:
-    """Return the keys and values of each layer and the objects that contain them.
+    """Return the keys and values of each layer, and the objects that contain them.
 
-    Return ``None`` if the cache contains anything else.
+    The result is ``None`` if the cache contains anything else.
     """
     if hasattr(cache, "layers"):
         found = [(getattr(layer, "keys", None), getattr(layer, "values", None), layer) for layer in cache.layers]

@@ -1,4 +1,4 @@
-"""`latency`: measure how long requests take, alone and under load, and the highest rate within a bound."""
+"""`latency`: measure the latency of requests, alone and under load, and find the highest rate within a bound."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ from perfnb.stats.intervals import quantile_interval, steps_for_quantile
 
 __all__ = ["HighestRate", "Latency", "LoadedLatency", "OpenRun", "latency"]
 
-#: The share of the budget for requests alone, if something else must run too, and the share of these after pauses.
+#: The fraction of the budget for requests alone if there are other runs, and the fraction of these requests that follow
+#: a pause.
 _ALONE_SHARE, _PAUSED_SHARE = 0.45, 0.15
-#: The number of runs that a highest rate may take until one confirms it, and the largest ratio of one rate to the
-#: previous one.
+#: The maximum number of runs to confirm a highest rate, and the largest ratio of one run's rate to the previous one's.
 _CONFIRMING_RUNS, _LOWER = 3, 0.9
 
-#: Serves requests at a rate per second for this many seconds.
+#: Serves requests at a rate (per second) for a duration (in seconds).
 ServeAt = Callable[[float, float], OpenRun]
 
 
 class Latency(Documented):
-    """The latency of requests, alone and under load. A notebook displays it."""
+    """The latency of requests, alone and under load, which is displayed in notebooks."""
 
     def __init__(
         self, measured: Measured, load: LoadModel, serve_at: ServeAt, known: Iterable[HighestRate] = ()
     ) -> None:
         self._measured, self._load, self._serve_at = measured, load, serve_at
-        #: The highest rates found so far, so that a question has one answer.
+        #: The highest rates found so far. Repeated calls return the same answer.
         self._known = {(rate.bound_ms, rate.quantile): rate for rate in known}
 
     @property
@@ -60,8 +60,8 @@ class Latency(Documented):
 
         The columns are ``run`` (closed: back to back; open: at arrival times fixed in advance), ``request`` (its index
         in your requests), ``size``, ``arrival_ms`` and ``start_ms`` relative to the start of the run, ``wait_ms``,
-        ``service_ms``, ``latency_ms`` (waiting and service together), ``late_ms`` (how late the clock started the
-        request) and ``first`` (whether it was a warm-up call: the first calls of each size are excluded from all
+        ``service_ms``, ``latency_ms`` (waiting and service together), ``late_ms`` (the part of the delay that the clock
+        caused) and ``first`` (whether it was a warm-up call: the first calls of each size are excluded from all
         figures).
         """
         parts = {"closed": self._measured.closed}
@@ -72,7 +72,7 @@ class Latency(Documented):
 
     @property
     def first_calls(self) -> pd.DataFrame:
-        """The warm-up: the first calls of each size, which are excluded from all figures."""
+        """The warm-up requests: the first calls of each size, which are excluded from all figures."""
         return self._measured.closed[self._measured.closed["first"]]
 
     def slowest(self, count: int = 10) -> pd.DataFrame:
@@ -84,16 +84,16 @@ class Latency(Documented):
         return sample_quantile(self._load.service_ms, _share("q", q))
 
     def quantile_interval_ms(self, q: float) -> tuple[float, float] | None:
-        """Return that quantile's 95 % interval, or ``None`` if there are too few requests (p99 needs 368)."""
+        """Return the 95 % interval of a quantile, or ``None`` if there are too few requests (p99 needs 368)."""
         return quantile_interval(self._load.service_ms, _share("q", q))
 
     @property
     def pauses(self) -> pd.DataFrame:
         """The extra time of requests that arrived while the server was idle, with one row per measured pause.
 
-        The columns are ``pause_ms``, ``requests``, and ``extra_ms``: the median of the time that these requests took in
-        addition to requests of the same size served back to back. Its 95 % interval is from ``ci_low_ms`` to
-        ``ci_high_ms``. The table is empty if the budget was too short.
+        The columns are ``pause_ms``, ``requests``, and ``extra_ms``, which is the median of the additional time that
+        these requests took compared with requests of the same size served back to back. Its 95 % interval is given by
+        ``ci_low_ms`` and ``ci_high_ms``. The table is empty if the budget was too short.
         """
         return self._load.pauses
 
@@ -108,28 +108,28 @@ class Latency(Documented):
     def curve(self) -> pd.DataFrame:
         """One row per rate, with the values of `LoadedLatency` and, for each of them, ``_low`` and ``_high``.
 
-        The rates are chosen so that requests with the times measured back to back would keep the servers busy for 0.3
-        to 0.95 of the time.
+        The rates are chosen such that requests with the times measured back to back would keep the servers busy for 30
+        to 95 % of the time.
         """
         return self._load.curve
 
     def highest_rate(self, bound_ms: float, quantile: float = 0.99, *, confirm_s: float | None = None) -> HighestRate:
         """Return the highest rate at which a latency quantile stays within a bound.
 
-        The rate is computed from the service times, and runs then confirm or lower it: the runs for the bound and
-        quantile that you passed to `perfnb.latency`, and the runs that you request with `confirm_s`. Further calls with
-        the same arguments return the same answer until you confirm it again.
+        The rate is computed from the service times. A run then confirms or lowers it if you passed this bound and
+        quantile to `perfnb.latency`, or if you request a run with `confirm_s`. Further calls with the same arguments
+        return the same answer until you confirm it again.
 
         Parameters
         ----------
         confirm_s : float, optional
-            Serve requests at this rate to see whether it holds, for at most this many seconds. If latency exceeds the
-            bound, a lower rate is tried: the highest one for the service times of that run.
+            Serve requests at the computed rate for at most this many seconds to check whether the bound is met. If
+            latency exceeds the bound, a lower rate is tried, namely the highest rate for the service times of that run.
 
         Raises
         ------
         ValueError
-            If the service times are too few for the quantile.
+            If there are too few service times for the quantile.
         """
         require_seconds("bound_ms", bound_ms)
         if confirm_s is not None:
@@ -139,7 +139,7 @@ class Latency(Documented):
             if self.quantile_ms(quantile) is None:
                 raise ValueError(
                     f"{fmt.counted(len(self._load.service_ms), 'request')} are too few for the {quantile:g} quantile: "
-                    "raise budget_s, or ask for a smaller quantile."
+                    "raise budget_s, or choose a smaller quantile."
                 )
             highest = self._load.highest_rate(*asked)
             self._known[asked] = highest if confirm_s is None else self._confirmed(highest, float(confirm_s))
@@ -148,7 +148,7 @@ class Latency(Documented):
     def _confirmed(self, highest: HighestRate, seconds: float) -> HighestRate:
         """Return the rate if a run confirms it, or otherwise the highest lower rate that another run confirms.
 
-        The result is not lower than the given rate if the run at that rate stayed within the bound.
+        If the run at the given rate stays within the bound, the result is at least this rate.
         """
         left, bound_ms, quantile = seconds, highest.bound_ms, highest.quantile
         if highest.rate_per_s == 0:
@@ -157,7 +157,7 @@ class Latency(Documented):
         if own is not None and not exceeds(own, bound_ms, quantile):
             shown = own.rate_per_s if seen_in(highest, own).confirmed_ms is not None else 0.0
         while (rate := highest.rate_per_s) and rate > shown and left > 0:
-            # A run has enough requests for the quantile, if necessary by taking all the time.
+            # A run must contain enough requests for the quantile, even if that takes all of the time.
             lasts = min(left, max(seconds / _CONFIRMING_RUNS, steps_for_quantile(quantile) / rate))
             left -= lasts
             run = self._serve_at(rate, lasts)
@@ -179,7 +179,7 @@ class Latency(Documented):
 
     @property
     def _asked(self) -> HighestRate | None:
-        """The highest rate for the requested bound, which is unknown if there were too few requests."""
+        """The highest rate for the requested bound. It is unknown if there were too few requests."""
         bound = self._measured.asked_bound
         if bound is None or bound in self._known or self.quantile_ms(bound[1]) is not None:
             return bound and self.highest_rate(*bound)
@@ -197,12 +197,12 @@ class Latency(Documented):
 
     @cached_property
     def batching(self) -> Batching:
-        """The times of batches of each size, and how much a dynamic batcher would gain.
+        """The times of batches of each size, and the gain from a dynamic batcher.
 
         Raises
         ------
         ValueError
-            If batches were not measured: pass ``batch=``.
+            If batches were not measured. Pass ``batch=`` to measure them.
         """
         times_ms = self._measured.batches_ms
         if times_ms is None:
@@ -213,15 +213,16 @@ class Latency(Documented):
     def tokens(self) -> pd.DataFrame:
         """One row per request that returned tokens.
 
-        ``run`` and ``served`` (its place among the samples of that run), ``tokens``, ``ttft_ms`` (from its arrival to
-        its first token), ``prefill_ms`` (the same from its start), ``decode_ms`` (from the first to the last token),
-        ``tpot_ms`` (that per later token; ``NA`` with a single one), ``prompt_tokens`` (``NA`` if no streamer gets the
-        prompt), and ``request``, ``size``, ``service_ms``, ``latency_ms`` and ``first`` as in `samples`.
+        The columns are ``run``, ``served`` (its index in the samples of that run), ``tokens``, ``ttft_ms`` (the time
+        from arrival to the first token), ``prefill_ms`` (the time from the start to the first token), ``decode_ms``
+        (the time from the first to the last token), ``tpot_ms`` (``decode_ms`` per token after the first; ``NA`` if
+        there is only one token), ``prompt_tokens`` (``NA`` if there is no streamer that receives the prompt), and
+        ``request``, ``size``, ``service_ms``, ``latency_ms`` and ``first`` as in `samples`.
 
         Raises
         ------
         ValueError
-            If tokens were not requested: pass ``tokens=True``.
+            If tokens were not recorded. Pass ``tokens=True`` to record them.
         """
         return by_request(self.token_times, self.samples)
 
@@ -235,7 +236,7 @@ class Latency(Documented):
         Raises
         ------
         ValueError
-            If tokens were not requested: pass ``tokens=True``.
+            If tokens were not recorded. Pass ``tokens=True`` to record them.
         """
         if self._measured.tokens is None:
             raise ValueError("Tokens were not recorded: pass tokens=True.")
@@ -244,23 +245,23 @@ class Latency(Documented):
 
     @property
     def _steady_tokens(self) -> pd.DataFrame:
-        """The requests served back to back, without warm-up."""
+        """The requests that were served back to back, without the warm-up."""
         table = self.tokens
         return table[(table["run"] == "closed") & ~table["first"].astype(bool)]
 
     @property
     def ttft_ms(self) -> float:
-        """The median time to the first token of a request served alone. It is NaN if there are no such requests."""
+        """The median time to first token of requests served alone, or NaN if there are no such requests."""
         return float(self._steady_tokens["ttft_ms"].median())
 
     @property
     def tpot_ms(self) -> float:
-        """The median, over requests, of the time per token after the first. It is NaN if no answer had two tokens."""
+        """The median over requests of the time per token after the first, or NaN if no answer has two tokens."""
         return float(self._steady_tokens["tpot_ms"].dropna().astype(float).median())
 
     @property
     def itl_ms(self) -> float:
-        """The median, over all tokens, of the time since the previous token. It is NaN if no answer had two tokens.
+        """The median over all tokens of the time since the previous token, or NaN if no answer has two tokens.
 
         Requests with many tokens have more weight here than in `tpot_ms`.
         """
@@ -270,22 +271,22 @@ class Latency(Documented):
 
     @property
     def output_tokens_per_s(self) -> float:
-        """Answer tokens per second, for requests served back to back."""
+        """The number of answer tokens per second, for requests served back to back."""
         table = self._steady_tokens
         return float(table["tokens"].sum()) / len(self._load.service_ms) * self._load.closed_per_s
 
     @property
     def prompt_tokens_per_s(self) -> float | None:
-        """Prompt tokens per second until the first token arrived, or ``None`` if the prompts are unknown."""
+        """The number of prompt tokens per second of time to first token, or ``None`` if the prompts are unknown."""
         known = self._steady_tokens.dropna(subset="prompt_tokens")
         return float(known["prompt_tokens"].sum() / known["prefill_ms"].sum() * 1e3) if len(known) else None
 
     def kv_cache_bytes(self, length: int) -> int | None:
-        """Return the size of a request's key-value cache for this many tokens, including the prompt and the answer.
+        """Return the size of a request's key-value cache for the total number of tokens in the prompt and the answer.
 
-        The result is ``None`` if the size is unknown. To determine it, perfnb serves one more request, which is not
-        timed, and inspects its cache. The cache is visible if a module returns it as ``past_key_values``, as Hugging
-        Face models do.
+        The result is ``None`` if the size is unknown. To determine the size, perfnb serves one more request, which is
+        not timed, and inspects its cache. This requires that a module returns the cache as ``past_key_values``, which
+        is the case for Hugging Face models.
         """
         require_count("length", length, 1)
         cache = self._measured.cache
@@ -293,13 +294,13 @@ class Latency(Documented):
 
     @property
     def costs(self) -> pd.DataFrame:
-        """The cost of a thousand requests, with one row per way to serve them.
+        """The cost of a thousand requests, with one row for each way of serving them.
 
-        The column ``run`` names the way to serve them (closed: back to back, without a pause; open: at the requested
-        rate; highest: at the highest rate for the bound). The other columns are ``requests_per_s``, and for 1,000
-        requests, ``joules`` (used by the GPUs that torch uses) and ``price`` (of the machine's time, including the time
-        when it waits). Each of them is ``NA`` if it is unknown. The column ``why`` contains the reason why the energy
-        is unknown.
+        The column ``run`` specifies how the requests are served (closed: back to back, without a pause; open: at the
+        requested rate; highest: at the highest rate for the bound). ``requests_per_s`` is the rate. ``joules`` is the
+        energy that the GPUs used by torch need for 1,000 requests, and ``price`` is the price of the machine's time for
+        1,000 requests, including idle time. Unknown values are ``NA``. The column ``why`` contains the reason if the
+        energy is unknown.
         """
         rates: dict[str, float | None] = {"closed": self._load.closed_per_s}
         if self.open_run is not None:
@@ -308,7 +309,7 @@ class Latency(Documented):
             rates["highest"] = asked.rate_per_s
         rows, price_per_hour = [], self._measured.price_per_hour
         for run, rate in rates.items():
-            joules = self._measured.joules.get(run, "it is measured back to back and at the rate asked for")
+            joules = self._measured.joules.get(run, "it is only measured back to back and at the requested rate")
             price = None if rate is None or price_per_hour is None else price_per_hour / 3.6 / rate
             energy, why = (None, joules) if isinstance(joules, str) else (1e3 * joules, "")
             rows.append((run, rate, energy, price, why))
@@ -316,12 +317,12 @@ class Latency(Documented):
         return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(columns[1:4], "Float64")).set_index("run")
 
     def goodput_per_s(self, **bounds_ms: float) -> float:
-        """Return how many requests per second met all bounds in the run at a rate.
+        """Return the number of requests per second that met all bounds in the run at a given rate.
 
         Parameters
         ----------
         **bounds_ms : float
-            The bound for each column of `tokens`: ``ttft_ms=200, tpot_ms=50``.
+            Bounds for columns of `tokens`, for example ``ttft_ms=200, tpot_ms=50``.
 
         Raises
         ------
@@ -333,8 +334,9 @@ class Latency(Documented):
             raise ValueError("Goodput is only measured in a run at a given rate: pass rate_per_s= or arrivals=.")
         allowed = ("ttft_ms", "tpot_ms", "latency_ms", "prefill_ms", "decode_ms")
         if not bounds_ms or any(name not in allowed for name in bounds_ms):
-            raise ValueError(f"Bounds are on {', '.join(allowed)}, not {', '.join(bounds_ms) or 'nothing'}.")
-        # Not only from the first arrival to the last: otherwise more requests would seem to be served than come.
+            raise ValueError(f"Bounds must be on {', '.join(allowed)}, not {', '.join(bounds_ms) or 'nothing'}.")
+        # The duration must extend beyond the last arrival. Otherwise, the throughput would appear to exceed the arrival
+        # rate.
         due_s = (len(run.samples) + run.lost) / run.rate_per_s
         seconds = max(due_s, float((run.samples["arrival_ms"] + run.samples["latency_ms"]).max()) / 1e3)
         return goodput(self.tokens[self.tokens["run"] == "open"], seconds, bounds_ms)
@@ -359,16 +361,16 @@ def latency(
 ) -> Latency:
     """Measure how long requests take, and compute how long they would take under load.
 
-    Requests are first served back to back to measure their service times. The latency at any arrival rate can be
-    computed from these times, because each request also waits for the requests before it. If you specify a rate, perfnb
-    also measures the latency at this rate, with arrival times that are fixed in advance.
+    Requests are first served back to back to measure their service times. perfnb computes the latency at any arrival
+    rate from these times by simulating a queue where each request waits for the requests before it. If you
+    specify a rate, perfnb also measures the latency at this rate, with arrival times that are fixed in advance.
 
     Parameters
     ----------
     fn : callable
         Serves one request. It can be a model (which then runs in inference mode), a pipeline, or any other function.
     requests : iterable
-        The requests to serve. They are drawn at random, so that each size occurs as often as in this collection.
+        The requests to serve. They are drawn at random, and each size occurs as often as in this collection.
     rate_per_s : float, optional
         Serve requests that arrive independently of each other (Poisson) at this rate.
     bound_ms : float, optional
@@ -376,18 +378,18 @@ def latency(
     quantile : float
         The quantile for `bound_ms`.
     concurrency : int
-        Requests served at the same time, in threads.
+        The number of requests that are served at the same time, in threads.
     arrivals : sequence of float, optional
-        Arrival times in seconds, in ascending order, to be used instead of `rate_per_s`. For example, they can be
-        recorded or bursty. The last arrival must be within `budget_s`.
+        Arrival times in seconds, in ascending order, to use instead of `rate_per_s`. For example, they may have been
+        recorded in production, or contain bursts. The last arrival must be within `budget_s`.
     batch : callable, optional
-        Makes one input of `fn` from a list of requests, as a loader's ``collate_fn`` does; ``list`` if `fn` takes a
-        list. Batches of 1, 2, 4 and more are measured too, for `Latency.batching`.
+        Function that makes one input for `fn` from a list of requests, like a loader's ``collate_fn``. Pass ``list`` if
+        `fn` accepts a list. Batches of 1, 2, 4 and more requests are then measured for `Latency.batching`.
     tokens : bool, optional
         Record when each token of an answer arrives. `fn` must yield tokens, or accept ``streamer=`` and pass it to
         Hugging Face's ``generate``.
     price_per_hour : float, optional
-        Price of the machine, in any currency, for `Latency.costs`.
+        The hourly price of the machine, in any currency, for `Latency.costs`.
     budget_s : float
         The approximate total time in seconds.
 
@@ -401,7 +403,7 @@ def latency(
         If an argument is invalid, or if `fn` returns a result that has not been computed yet, such as a coroutine, a
         future or a generator.
     Exception
-        Whatever `fn` raises, with a note that names the request.
+        Any exception that `fn` raises, with a note that names the request.
     """
     from perfnb.inference.energy import energy_meter
     from perfnb.inference.generation import watch_generation
@@ -421,7 +423,7 @@ def latency(
     rate = None if rate_per_s is None else _rate(rate_per_s)
     schedule = None if arrivals is None else _schedule(arrivals, budget_s)
     if rate is not None and schedule is not None:
-        raise TypeError("Pass rate_per_s or arrivals, not both: each sets when requests arrive.")
+        raise TypeError("Pass rate_per_s or arrivals, not both: each of them determines when requests arrive.")
     if batch is not None and not callable(batch):
         raise TypeError(f"batch must be a function that makes one input from a list of requests, not {shown(batch)}.")
     if tokens is not None:
@@ -453,7 +455,8 @@ def latency(
     with StepOutput(), Progress() as progress, energy_meter() as meter, conditions:
 
         def joules(served: Sequence[Served]) -> float | str:
-            # With pauses between requests, from the first arrival, because a machine takes power while it waits.
+            # This includes the pauses between requests from the first arrival on, because a machine uses power while it
+            # waits.
             used = meter(min(one.arrival_ns for one in served), max(one.end_ns for one in served))
             return used if isinstance(used, str) else used / len(served)
 
@@ -467,7 +470,7 @@ def latency(
         if rate is not None:
             schedule = poisson(rate, each_s)
         on_schedule = [] if schedule is None else runner.on_schedule(schedule)
-        cache = watch_generation(fn, held[served[0].request]).cache if tokens else "tokens were not asked for"
+        cache = watch_generation(fn, held[served[0].request]).cache if tokens else "tokens were not requested"
         per_request = {"closed": joules(served[first.index(False) :])}
         if on_schedule:
             per_request["open"] = joules(on_schedule)
@@ -499,17 +502,17 @@ def _schedule(arrivals: Sequence[float], budget_s: float) -> list[float]:
     if times.ndim != 1 or not len(times) or not np.isfinite(times).all() or (np.diff(times) < 0).any():
         raise ValueError("arrivals must contain at least one time in seconds, in ascending order.")
     if times[-1] <= times[0]:
-        raise ValueError("arrivals must not all be at the same instant.")
+        raise ValueError("arrivals must not all be at the same time.")
     lasts_s = float(times[-1] - times[0])
     if lasts_s > budget_s:
         raise ValueError(
-            f"arrivals last {fmt.significant(lasts_s)} s, more than budget_s={budget_s:g}: raise it, or pass fewer."
+            f"arrivals span {fmt.significant(lasts_s)} s, more than budget_s={budget_s:g}: raise it, or pass fewer."
         )
     return [(each - float(times[0])) * 1e3 for each in times.tolist()]
 
 
 def _rate(value: object) -> float:
-    words = "of requests per second above 0 and at most 1e6"
+    words = "of requests per second that is above 0 and at most 1e6"
     return _number("rate_per_s", value, words, lambda rate: 0 < rate <= 1e6)
 
 

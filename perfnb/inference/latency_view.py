@@ -1,4 +1,4 @@
-"""Show latency, alone and under load, as a document."""
+"""Present latency, alone and under load, as a document."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from perfnb.inference.load_model import LoadModel
     from perfnb.inference.samples import Measured, OpenRun
 
-#: The quantiles that are listed, and how they are drawn.
+#: The quantiles that are listed, and their line styles.
 _QUANTILES = (
     (Mark("p50", BLUE, "█", "solid"), 0.5),
     (Mark("p95", GREEN, "▒", "columns"), 0.95),
@@ -49,24 +49,25 @@ _QUANTILES = (
 )
 _ALONE, _SERVICE = Mark("back to back", BLUE, "█", "solid"), Mark("service", GREY, "·", "none")
 _TOKENS = Mark("tokens", SKY, "▒", "columns")
-#: The row of the curve at whose rate batchers are compared: 80 % utilization.
+#: The row of the curve whose rate is used to compare batchers (80 % utilization).
 _BATCHED_AT = 5
-#: A bound that is more than this times the longest latency of the curve would flatten it.
+#: A bound that exceeds the curve's longest latency by more than this factor would make the curve look flat.
 _FAR = 3
-#: A curve that spans more than this has a logarithmic axis.
+#: A curve that spans more than this factor has a logarithmic axis.
 _DECADE = 10
-#: The number of requests that are drawn as dots.
+#: The maximum number of requests that are drawn as dots.
 _DOTS = 300
-#: The slowest request is named if it took at least this many times the median.
+#: The slowest request is mentioned if it took at least this many times as long as the median.
 _SLOW = 1.5
-#: The least extra time after a pause, as a share of the median, that is worth a note.
+#: The minimum extra time after a pause, as a fraction of the median, that is mentioned in a note.
 _WORTH_TELLING = 0.05
-#: Below this share of the rate that the service times allow, the time between requests is reported.
+#: If fewer requests were served than this fraction of the rate that the service times allow, the time between requests
+#: is reported.
 _HELD_UP = 0.9
-#: The number of requests in a run that shows that they took longer than alone.
+#: The number of requests needed to conclude that requests in a run took longer than alone.
 _FEWEST_UNLIKE = 10
-#: The names of the runs in the table of costs.
-_RUNS = {"closed": "back to back", "open": "at the rate asked for", "highest": "at the highest rate"}
+#: The names of the runs in the cost table.
+_RUNS = {"closed": "back to back", "open": "at the requested rate", "highest": "at the highest rate"}
 
 
 def latency_document(found: Latency, measured: Measured, load: LoadModel, asked: HighestRate | None) -> Document:
@@ -104,10 +105,10 @@ def _verdict(found: Latency, measured: Measured, load: LoadModel, asked: Highest
         sentence = highest_sentence(asked)
         state = "bad" if asked.rate_per_s == 0 else "open" if asked.confirmed_requests is None else "good"
         if run is not None:
-            sentence += f"; at {rate} the service is {'' if run.saturated else 'not '}saturated"
+            sentence += f"; at {rate}, the service is {'' if run.saturated else 'not '}saturated"
     elif run is not None:
         state = "bad" if run.saturated else "good"
-        times = "requests come faster than they are served" if run.saturated else _tail_words(_latencies(run))
+        times = "requests arrive faster than they are served" if run.saturated else _tail_words(_latencies(run))
         sentence = f"{'Saturated' if run.saturated else 'Not saturated'} at {rate}: {times}"
     else:
         times = fmt.interval(float(np.median(load.service_ms)), quantile_interval(load.service_ms, 0.5))
@@ -116,16 +117,19 @@ def _verdict(found: Latency, measured: Measured, load: LoadModel, asked: Highest
     next_step = _batchers(found, measured, asked)
     if (busy := _busy(measured.noise)) and (asked is not None or run is not None):
         state, sentence = "open", f"{sentence}; undecided: {busy}"
-        next_step = next_step or "Measure again when nothing else runs: the highest rate may be several times as high."
+        next_step = next_step or "Measure again on an idle machine: the highest rate may be several times as high."
     if measured.in_training:
-        state, next_step = "open", "The model was in training mode, but is served in eval mode: call its eval() first."
+        state, next_step = (
+            "open",
+            "The model was in training mode: call model.eval() first, because that is how it is served.",
+        )
     return Verdict(state, sentence, " ".join(filter(None, why)), next_step)
 
 
 def _busy(noise: Mapping[str, Any]) -> str:
     """Return a note if other programs kept all CPUs busy when the measurement began.
 
-    The result is empty if the recorded conditions do not show this.
+    Return an empty string if the recorded conditions do not show this.
     """
     load, cpus = noise.get("load_before"), noise.get("cpus")
     if load is None or not cpus or load <= cpus:
@@ -142,19 +146,19 @@ def _latencies(run: OpenRun) -> Floats:
 
 
 def _tail_words(times_ms: Floats) -> str:
-    """Return the highest quantile that is known, with its interval."""
+    """Return the highest known quantile, with its interval."""
     word, q = [(mark.word, q) for mark, q in _QUANTILES if q == 0.5 or quantile(times_ms, q) is not None][-1]
     time = fmt.interval(float(np.quantile(times_ms, q)), quantile_interval(times_ms, q))
     return f"{'the median' if q == 0.5 else word} is {time}"
 
 
 def _waiting(run: OpenRun) -> str:
-    """Return how many requests saturation lost, or how much of the latency is waiting."""
+    """Return a sentence about the requests lost to saturation, or about the proportion of latency spent waiting."""
     if run.saturated:
-        lost = f"{fmt.counted(run.lost, 'request')} that were due could not be served in the run."
+        lost = f"{fmt.counted(run.lost, 'request')} that were due could not be served during the run."
         return lost if run.lost else ""
     wait, late, service = (float(run.samples[name].mean()) for name in ("wait_ms", "late_ms", "service_ms"))
-    return f"Of the mean latency, {fmt.share((wait - late) / (wait + service))} is waiting for earlier requests."
+    return f"Waiting for earlier requests makes up {fmt.share((wait - late) / (wait + service))} of the mean latency."
 
 
 def _figures(found: Latency, measured: Measured, load: LoadModel, asked: HighestRate | None) -> Iterator[Figure]:
@@ -167,7 +171,7 @@ def _figures(found: Latency, measured: Measured, load: LoadModel, asked: Highest
     yield Figure("throughput", load.closed_per_s, "requests/s", basis="back to back")
     if measured.batches_ms:
         size = found.batching.sizes["requests_per_s"].idxmax()
-        basis = "the requests per second of single ones"
+        basis = "the throughput of single requests"
         yield Figure(f"batches of {size} serve", found.batching.gain, "ratio", basis=basis)
     if measured.tokens is not None and len(measured.tokens):
         yield Figure("first token after", found.ttft_ms, "ms", basis="median, served back to back")
@@ -178,7 +182,7 @@ def _figures(found: Latency, measured: Measured, load: LoadModel, asked: Highest
             yield Figure("prompts", found.prompt_tokens_per_s, "tokens/s", basis="until the first token")
         if not isinstance(cache := measured.cache, str):
             more = cache.bytes_at(cache.length + 1) - cache.bytes_at(cache.length)
-            grows = f", and {fmt.size(more)} for each more" if more else ""
+            grows = f", and {fmt.size(more)} for each additional token" if more else ""
             yield Figure(
                 "key-value cache", cache.bytes_at(cache.length), "bytes", basis=f"{cache.length:,} tokens{grows}"
             )
@@ -202,7 +206,7 @@ def _sections(found: Latency, measured: Measured, load: LoadModel, asked: Highes
             for run, row in costs.iterrows()
         ]
         columns = (Column("run"), Column("rate", "/s"), Column("price", "number"), Column("energy in J", "number"))
-        yield Table("What 1,000 requests cost, in the currency of price_per_hour", columns, rows, noun="run")
+        yield Table("Cost of 1,000 requests, in the currency of price_per_hour", columns, rows, noun="run")
 
 
 # Under load
@@ -236,13 +240,13 @@ def _strip(run: OpenRun | None, load: LoadModel, bound: float | None) -> Strip:
 
 
 def _evenly(times_ms: Floats) -> list[float]:
-    """Return no more rows than can be drawn, spaced evenly from the fastest request to the slowest."""
+    """Return a drawable number of rows, evenly spaced from the fastest request to the slowest."""
     places = np.linspace(0, len(times_ms) - 1, min(_DOTS, len(times_ms))).round().astype(int)
     return [float(ms) for ms in np.sort(times_ms)[places]]
 
 
 def _quantiles(found: Latency, measured: Measured, load: LoadModel) -> Table:
-    """Return the latency measured alone and at the requested rate, and the latency computed for that rate."""
+    """Return a table of the latency measured alone and at a rate, and the latency computed for that rate."""
     alone = _measured_cells(load.service_ms)
     rows: list[tuple[Cell, ...]] = [("back to back, measured", *alone, None, len(load.service_ms))]
     run = found.open_run
@@ -308,33 +312,33 @@ def _token_by_token(found: Latency) -> Iterator[Section]:
     sizes = {"wait": wait, "prefill": came[0] - wait, "decode": came[-1] - came[0]}
     parts = tuple(Part(REQUEST[name], ms) for name, ms in sizes.items() if ms > 0)
     where = "in the run at a rate" if len(opened) else "served back to back"
-    yield Bars(f"The request of median latency {where}, until its last token", "ms", (Bar("", parts),))
-    yield Strip("When its tokens came", Axis("time since it was due", "ms"), ((_TOKENS, came),))
+    yield Bars(f"The request with the median latency {where}, up to its last token", "ms", (Bar("", parts),))
+    yield Strip("Arrival of its tokens", Axis("time since the request was due", "ms"), ((_TOKENS, came),))
 
 
 # Batches
 
 
 def _batched_at(found: Latency, measured: Measured) -> float:
-    """Return the rate at which to compare batchers: the requested rate, or the rate at 80 % utilization."""
+    """Return the rate for comparing batchers, which is the requested rate or the rate at 80 % utilization."""
     return measured.asked_rate or float(found.curve["rate_per_s"].iloc[_BATCHED_AT])
 
 
 def _batchers(found: Latency, measured: Measured, asked: HighestRate | None) -> str:
-    """Return which batcher to use for the bound, or if there is no bound, at the rate."""
+    """Return a recommendation for the batcher to use for the bound, or at the rate if there is no bound."""
     if not measured.batches_ms:
         return ""
     if asked is not None and asked.quantile in (0.5, 0.95, 0.99):
         best = found.batching.best_within(asked.bound_ms, asked.quantile)
         if best is None or best.rate_per_s <= (asked.rate_per_s or 0.0):
-            return "No batcher serves a higher rate within the bound."
+            return "No batcher can serve a higher rate within the bound."
         return f"Use {_setting(best)}, which serves up to {_rate(best.rate_per_s)} within the bound (simulated)."
     rate = _batched_at(found, measured)
     best, alone = found.batching.best(rate), found.batching.at(rate, 1, 0.0)
     if best is None:
-        return f"At {_rate(rate)} every batcher is overrun."
+        return f"At {_rate(rate)}, every batcher is overrun."
     if best.most == 1:
-        return f"At {_rate(rate)} no batcher has a lower p99 than serving one by one (simulated)."
+        return f"At {_rate(rate)}, no batcher has a lower p99 than serving requests one by one (simulated)."
     instead = "serving one by one, which is overrun" if math.isinf(alone.p99_ms) else fmt.duration(alone.p99_ms)
     p99 = fmt.duration(best.p99_ms)
     return f"At {_rate(rate)}, use {_setting(best)}: p99 {p99} instead of {instead} (simulated)."
@@ -342,8 +346,8 @@ def _batchers(found: Latency, measured: Measured, asked: HighestRate | None) -> 
 
 def _setting(batcher: Batcher) -> str:
     if batcher.most == 1:
-        return "serving one by one"
-    return f"a batcher of at most {batcher.most} requests and {fmt.duration(batcher.delay_ms)} delay"
+        return "serving requests one by one"
+    return f"a batcher with at most {batcher.most} requests and a delay of {fmt.duration(batcher.delay_ms)}"
 
 
 def _sizes(sizes: pd.DataFrame) -> Table:
@@ -352,9 +356,9 @@ def _sizes(sizes: pd.DataFrame) -> Table:
         ("median_ms", "ci_low_ms", "ci_high_ms"): Column("median", "ms"),
         "per_request_ms": Column("per request", "ms", priority=1),
         "requests_per_s": Column("rate", "/s", bar=True),
-        "marginal_ms": Column("one more costs", "ms", priority=2),
+        "marginal_ms": Column("each additional one", "ms", priority=2),
     }
-    return Table.of("Batches, measured", sizes.rename_axis("size").reset_index(), columns, noun="size")
+    return Table.of("Measured batches", sizes.rename_axis("size").reset_index(), columns, noun="size")
 
 
 def _settings(batching: Batching, rate: float) -> Table:
@@ -364,10 +368,10 @@ def _settings(batching: Batching, rate: float) -> Table:
         (float(str(delay)), *("overrun" if math.isinf(ms) else fmt.known(ms) for ms in row))
         for delay, row in zip(table.index, table.to_numpy(dtype=float), strict=True)
     ]
-    columns = (Column("longest delay", "ms"), *(Column(f"at most {most}", "ms") for most in table.columns))
+    columns = (Column("maximum delay", "ms"), *(Column(f"at most {most}", "ms") for most in table.columns))
     best = batching.best(rate)
     chosen = "" if best is None or best.most == 1 else f"; best: {_setting(best)}"
-    return Table(f"p99 of dynamic batchers at {_rate(rate)}, simulated{chosen}", columns, rows, noun="delay")
+    return Table(f"Simulated p99 of dynamic batchers at {_rate(rate)}{chosen}", columns, rows, noun="delay")
 
 
 # Notes
@@ -377,22 +381,22 @@ def _notes(found: Latency, measured: Measured, load: LoadModel) -> Iterator[str]
     times, usual = load.service_ms, float(np.median(load.service_ms))
     if quantile(times, 0.99) is None:
         factor = fmt.significant(299 / max(1, len(times)), trim=True)
-        yield f"p99 needs at least 299 requests: a budget_s {factor} times as long."
+        yield f"p99 needs at least 299 requests: pass a budget_s {factor} times as long."
     if load.closed_per_s <= _HELD_UP * load.capacity_per_s:
         served, possible = _rate(load.closed_per_s), _rate(load.capacity_per_s)
         yield (
-            f"{served} were served, fewer than the {possible} that these times allow: between requests a server is "
-            f"busy for {fmt.duration(load.between_ms)}, with perfnb's own work and waiting for Python's lock. Figures "
-            "under load include this."
+            f"{served} were served, fewer than the {possible} that these times allow. Between requests, a server is "
+            f"busy for {fmt.duration(load.between_ms)}, due to perfnb's overhead and to waiting for Python's lock. "
+            "Figures under load include this time."
         )
     slow = found.slowest(1).iloc[0]
     if slow["service_ms"] > _SLOW * usual:
-        yield f"The slowest took {fmt.duration(slow['service_ms'])}: request {slow['request']:,}."
+        yield f"The slowest was request {slow['request']:,}, which took {fmt.duration(slow['service_ms'])}."
     if len(first := found.first_calls):
         slowest = fmt.duration(first["service_ms"].max())
-        yield f"The first calls of each size are left out as warm-up ({len(first):,}; the slowest took {slowest})."
+        yield f"The first calls of each size are excluded as warm-up ({len(first):,}; the slowest took {slowest})."
     if measured.closed["size"].value_counts().max() <= FIRST_CALLS:
-        yield "No size was called more than twice, so warm-up may be in these times: raise budget_s."
+        yield "No size was called more than twice, so these times may include warm-up: raise budget_s."
     pauses = found.pauses
     longer = pauses[(pauses["ci_low_ms"] > 0) & (pauses["extra_ms"] > _WORTH_TELLING * usual)]
     if len(longer):
@@ -400,7 +404,7 @@ def _notes(found: Latency, measured: Measured, load: LoadModel) -> Iterator[str]
         extra = fmt.interval(row["extra_ms"], (row["ci_low_ms"], row["ci_high_ms"]))
         yield (
             f"A request that finds the server idle takes longer: {extra} more after a pause of {fmt.duration(pause)}. "
-            "Figures at a rate include this."
+            "Figures at a given rate include this time."
         )
     if (run := found.open_run) is not None:
         yield from _run_notes(run, usual, pauses)
@@ -408,11 +412,11 @@ def _notes(found: Latency, measured: Measured, load: LoadModel) -> Iterator[str]
         yield "There was no time to measure batches: raise budget_s."
     if (short := measured.short_batch) is not None:
         yield (
-            f"Nothing in the input that batch= makes from {short} requests has the length {short}: if it leaves "
-            "requests out, the figures for batches are wrong."
+            f"No part of the input that batch= makes from {short} requests has the length {short}. If it leaves out "
+            "requests, the figures for batches are wrong."
         )
     if measured.tokens is not None and measured.tokens.empty:
-        yield "No tokens came."
+        yield "No tokens arrived."
     elif measured.tokens is not None and isinstance(measured.cache, str) and found.prompt_tokens_per_s is not None:
         yield f"Size of the key-value cache {fmt.UNKNOWN}: {measured.cache}."
     costs = found.costs
@@ -426,12 +430,12 @@ def _run_notes(run: OpenRun, usual_ms: float, pauses: pd.DataFrame) -> Iterator[
     if run.late > 0.01 and not run.saturated:
         share = fmt.share(run.late) + " of a service time"
         much = share if run.late < 1 else fmt.significant(run.late) + " service times"
-        yield f"The clock started requests up to {much} late, which is in these times."
+        yield f"The clock started requests up to {much} late, and these times include the delay."
     extra, took = fmt.known(pauses["extra_ms"].max()), float(run.samples["service_ms"].median())
     expected = usual_ms + max(0.0, extra or 0.0)
     if len(run.samples) >= _FEWEST_UNLIKE and took >= _SLOW * expected:
         yield (
             f"Requests took {fmt.duration(took)} in this run (median), {fmt.significant(took / expected)} times as "
-            "long as when they were measured alone, so figures computed from those times are too low. The machine was "
-            "busy, or requests slow each other down: measure again."
+            "long as when they were measured alone, so figures computed from the latter are too low. The machine "
+            "was busy, or requests slow each other down: measure again."
         )

@@ -21,11 +21,12 @@ from perfnb.stats.intervals import Floats, quantile, quantile_interval
 if TYPE_CHECKING:
     from perfnb.inference.samples import Measured, OpenRun
 
-#: The quantiles of every curve.
+#: The quantiles in every curve.
 QUANTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p95_ms": 0.95, "p99_ms": 0.99}
-#: The number of requests of each server from which on the time between them is known.
+#: The minimum number of requests per server for determining the time between requests.
 _FEWEST_EACH = 10
-#: A run with too few requests for its quantile refutes a rate if as many over the bound are less likely than this.
+#: If a run has too few requests for its quantile, it refutes the rate if the number of requests over the bound has a
+#: lower probability than this.
 _SIGNIFICANT = 0.05
 
 
@@ -36,12 +37,12 @@ class LoadedLatency:
     Attributes
     ----------
     rate_per_s, utilization : float
-        Requests per second, and the share of time during which the servers are busy.
+        Requests per second, and the fraction of the time during which the servers are busy.
     p50_ms, p90_ms, p95_ms, p99_ms : float or None
         Latency quantiles. They are ``None`` if there are too few service times, and infinite if requests arrive faster
         than they can be served.
     wait_ms, service_ms : float
-        The mean time spent waiting for a server, and the mean service time.
+        The mean waiting time before service, and the mean service time.
     intervals : dict of str to tuple of float
         The 95 % interval of each of these values, by name.
     """
@@ -73,7 +74,7 @@ def load_words(load: LoadedLatency) -> str:
 def bounded_words(ms: Any, bounds: tuple[Any, Any] | None) -> str:
     """Return a time with its interval. Either of them may be infinite."""
     if not pd.isna(ms) and math.isinf(ms):
-        return "without end"
+        return "infinite"
     if bounds is not None and not pd.isna(bounds[1]) and math.isinf(bounds[1]):
         return f"{fmt.duration(ms)} [from {fmt.duration(bounds[0])}]"
     return fmt.interval(ms, bounds)
@@ -81,23 +82,23 @@ def bounded_words(ms: Any, bounds: tuple[Any, Any] | None) -> str:
 
 @dataclass(frozen=True, repr=False)
 class HighestRate:
-    """The highest rate at which a latency quantile is within a bound.
+    """The highest rate at which a latency quantile stays within a bound.
 
     Attributes
     ----------
     rate_per_s : float or None
-        Requests per second. It is 0 if even a request served alone exceeds the bound, and ``None`` if the rate is
-        unknown because latency exceeded the bound in the runs at every rate that was tried.
+        Requests per second. The rate is 0 if even requests served alone exceed the bound. It is ``None``, which means
+        unknown, if latency exceeded the bound in the runs at all of the rates that were tried.
     low, high : float
-        Its 95 % interval.
+        The 95 % interval of the rate.
     bound_ms, quantile : float
-        The bound, and the share of requests within it.
+        The bound, and the fraction of requests that must be within it.
     confirmed_ms : float or None
         The quantile measured in a run at `rate_per_s`, or ``None`` if there was no run or too few requests.
     confirmed_interval_ms : tuple of float or None
         The 95 % interval of `confirmed_ms`, or ``None`` if there were too few requests.
     confirmed_requests, confirmed_within : int or None
-        How many requests were due in that run, and how many were served within the bound.
+        The number of requests that were due in that run, and the number that were served within the bound.
     refuted_per_s : tuple of float
         Higher rates, computed from service times, at which a run exceeded the bound.
     """
@@ -119,28 +120,28 @@ class HighestRate:
 
 
 def highest_sentence(highest: HighestRate) -> str:
-    """Return a sentence that gives the rate and whether a run confirmed it."""
+    """Return a sentence that states the rate and whether a run confirmed it."""
     within = f"p{100 * highest.quantile:g} within {fmt.duration(highest.bound_ms)}"
     if highest.rate_per_s is None:
-        return f"The highest rate with {within} is not known"
+        return f"The highest rate with {within} is unknown"
     if highest.rate_per_s <= 0:
-        return f"No rate keeps {within}: even requests served alone take longer"
+        return f"No rate can be served with {within}: even requests served alone take longer"
     rate = fmt.rate(highest.rate_per_s, "requests")
     bounded = fmt.with_interval(rate, highest.rate_per_s, (highest.low, highest.high))
-    sure = "confirmed by a run" if highest.confirmed_ms is not None else "not refuted by a run of few requests"
+    sure = "confirmed by a run" if highest.confirmed_ms is not None else "not refuted by a run with few requests"
     sure = "not confirmed by a run" if highest.confirmed_requests is None else sure
     return f"Up to {bounded} can be served with {within}, {sure}"
 
 
 def highest_evidence(highest: HighestRate) -> str:
-    """Return the results of runs at this rate and at higher rates, or an empty text if there were no runs."""
+    """Return the results of runs at this rate and at higher rates, or an empty string if there were no runs."""
     word, said = f"p{100 * highest.quantile:g}", ""
     if highest.confirmed_ms is not None:
         measured = fmt.interval(highest.confirmed_ms, highest.confirmed_interval_ms)
-        said = f"In a run at this rate {word} was {measured}."
+        said = f"In a run at this rate, {word} was {measured}."
     elif highest.confirmed_requests is not None:
         share = f"{highest.confirmed_within:,} of {fmt.counted(highest.confirmed_requests, 'request')}"
-        said = f"In a run at this rate {share} were within the bound, too few to determine {word}."
+        said = f"In a run at this rate, {share} were within the bound, but this was too few to determine {word}."
     if highest.refuted_per_s:
         rates = " and ".join(fmt.rate(rate, "requests") for rate in highest.refuted_per_s)
         runs = "a run" if len(highest.refuted_per_s) == 1 else "runs"
@@ -151,7 +152,7 @@ def highest_evidence(highest: HighestRate) -> str:
 
 
 def seen_in(highest: HighestRate, run: OpenRun) -> HighestRate:
-    """Return a rate together with the result of a run at that rate."""
+    """Return a copy of a rate that includes the result of a run at that rate."""
     times = run.samples["latency_ms"].to_numpy(dtype=float)
     return replace(
         highest,
@@ -163,9 +164,10 @@ def seen_in(highest: HighestRate, run: OpenRun) -> HighestRate:
 
 
 def exceeds(run: OpenRun, bound_ms: float, share: float) -> bool:
-    """Return whether the latency in a run exceeded a bound.
+    """Check whether the latency in a run exceeded a bound.
 
-    If there are too few requests to determine the quantile, return whether chance can be ruled out.
+    If there are too few requests to determine the quantile, this checks whether the number of requests over the bound
+    is too high to be due to chance.
     """
     from scipy.special import bdtrc
 
@@ -185,14 +187,14 @@ class LoadModel:
     Attributes
     ----------
     service_ms : array
-        How long requests took when served back to back, in order and without warm-up.
+        The service times of requests served back to back, in order and without warm-up.
     servers : int
-        Requests served at the same time.
+        The number of requests that are served at the same time.
     between_ms : float
-        How long a server is busy between two requests, with perfnb's own work and with waiting for Python's lock.
+        The time that a server is busy between two requests, due to perfnb's overhead and waiting for Python's lock.
     extra_ms : mapping of float to array
-        For each pause in milliseconds, how much longer requests took after it than requests of the same size served
-        back to back.
+        For each pause in milliseconds, the extra time that requests took after the pause, compared with requests of the
+        same size served back to back.
     runs : int
         The number of simulated runs on which each interval is based.
     """
@@ -205,12 +207,12 @@ class LoadModel:
 
     @property
     def capacity_per_s(self) -> float:
-        """How many requests per second the servers can serve if they are always busy."""
+        """The number of requests per second that the servers can serve if they are always busy."""
         return self.servers * 1e3 / float(self.service_ms.mean())
 
     @property
     def closed_per_s(self) -> float:
-        """Requests per second when they are served back to back."""
+        """The number of requests per second when requests are served back to back."""
         return self.servers * 1e3 / (float(self.service_ms.mean()) + self.between_ms)
 
     @cached_property
@@ -226,7 +228,8 @@ class LoadModel:
 
     @cached_property
     def _loads(self) -> Loads:
-        # Extra time after pauses only counts if it is certain for some, because waits are computed faster without it.
+        # Extra time is ignored unless it is significant for at least one pause, because waits are computed faster
+        # without it.
         extra = self.extra_ms if (self.pauses["ci_low_ms"] > 0).any() else None
         return simulate(self.service_ms, self.servers, extra_ms=extra, between_ms=self.between_ms, runs=self.runs)
 
@@ -236,7 +239,7 @@ class LoadModel:
         names = [*QUANTILES, "wait_ms", "service_ms"]
         estimates = {name: self._loads.summed_up(runs[:, place]) for place, name in enumerate(names)}
         widest = -math.inf
-        for name in QUANTILES:  # a higher quantile has no lower bounds
+        for name in QUANTILES:  # a higher quantile cannot have a lower interval
             estimate, low, high = estimates[name]
             widest = max(widest, high)
             estimates[name] = estimate, low, widest
@@ -262,7 +265,7 @@ class LoadModel:
         return pd.DataFrame(rows).astype("Float64")
 
     def highest_rate(self, bound_ms: float, share: float) -> HighestRate:
-        """Return the highest rate at which a latency quantile is within a bound. No run confirms it."""
+        """Return the highest rate at which a latency quantile is within a bound, without confirming it in a run."""
         return HighestRate(*self._loads.highest_rate(bound_ms, share), bound_ms, share)
 
 

@@ -1,13 +1,13 @@
-"""Compute queues from measured service times: waiting times, load curves, and the highest rate for a bound.
+"""Simulate queues with measured service times to compute waiting times, load curves, and the highest rate for a bound.
 
 All functions here are pure. The latency at any rate can be computed from the service times, because each request waits
-until a server is free. A request that finds its server idle takes longer than one that follows another at once, because
-its data has left the caches and the processor has slept. This extra time is also measured, for several pauses. Two
-short runs are therefore enough to compute the whole load curve.
+until a server is free. A request that finds its server idle takes longer than a request that directly follows another
+one, because its data is no longer in the caches and the processor has been sleeping. This extra time is also measured,
+for several pauses. Two short runs are therefore enough to compute the whole load curve.
 
-Near saturation, thousands of requests pass before a queue no longer depends on having started empty, and two requests
-are only independent of each other if thousands of other requests lie between them. The simulations are therefore many
-short windows, each of which starts with the backlog of a queue in its steady state.
+Near saturation, it takes thousands of requests until a queue no longer depends on having started empty. Similarly, two
+requests are only independent of each other if there are thousands of requests between them. Each simulation therefore
+consists of many short windows, and each window starts with the backlog of a queue in its steady state.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import numpy as np
 
 from perfnb.stats.intervals import Floats, Samples, effective_size
 
-#: The utilizations of a load curve.
+#: The utilizations in a load curve.
 UTILIZATIONS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)
-#: The resampled runs behind each interval, the windows of each, and the requests of each window.
+#: The number of resampled runs for each interval, the number of windows per run, and the number of requests per window.
 RUNS, WINDOWS, WINDOW = 200, 200, 60
-#: The share of the runs with the measured service times themselves, from which estimates come.
+#: The fraction of runs that use the measured service times without resampling. Estimates are based on these runs.
 _OWN = 0.25
-#: Requests at the start of a window that are left out: the backlog is exact for one server and independent service
-#: times, and settles within a few requests otherwise.
+#: The number of requests that are discarded at the start of a window. The backlog is exact for one server with
+#: independent service times. In other cases, it settles within a few requests.
 _SETTLES = 15
-#: How often the interval around the highest rate is halved.
+#: The number of bisection steps in the search for the highest rate.
 _HALVINGS = 6
 #: The utilizations between which the highest rate is interpolated.
 _GRID = (0.02, *np.linspace(0.1, 0.9, 17), 0.925, 0.95, 0.97, 0.985)
@@ -39,8 +39,8 @@ _GRID = (0.02, *np.linspace(0.1, 0.9, 17), 0.925, 0.95, 0.97, 0.985)
 def poisson_arrivals(count: int, rate_per_s: float, rng: np.random.Generator) -> Floats:
     """Return the arrival times, in milliseconds, of requests that arrive independently of each other.
 
-    If their number is fixed, Poisson arrivals are distributed uniformly at random. Drawing the gaps one by one could
-    give a short run of few requests a rate that is far from the reported rate.
+    If their number is fixed, Poisson arrivals are distributed uniformly at random. If the gaps were drawn one by one
+    instead, the actual rate of a short run with few requests could be far from the reported rate.
     """
     return np.sort(rng.uniform(0, 1e3 * count / rate_per_s, count))
 
@@ -52,8 +52,8 @@ class Pauses:
     Attributes
     ----------
     pause_ms, extra_ms : array
-        The pauses, ascending from 0, and the extra time after each of them. Pauses longer than the last have the same
-        extra time as the last.
+        The pauses, in ascending order from 0, and the extra time after each of them. All pauses longer than the last
+        one have the same extra time.
     scale : array
         The factor by which the extra time is multiplied in each run.
     """
@@ -63,7 +63,7 @@ class Pauses:
     scale: Floats
 
     def after(self, idle_ms: Floats) -> Floats:
-        """Return a request's extra time in each run, which depends on how long its server was idle.
+        """Return a request's extra time in each run, based on the time that its server was idle.
 
         The extra time is zero if the server was busy.
         """
@@ -80,20 +80,21 @@ def served_in_turn(
     between_ms: float = 0.0,
     free_ms: Floats | None = None,
 ) -> tuple[Floats, Floats]:
-    """Return how long each request waits for a server, and the service times including the extra time after pauses.
+    """Return the time that each request waits for a server, and the service times including the extra time after
+    pauses.
 
-    Each request goes to the server that is free first (Kiefer and Wolfowitz, 1955), in order of arrival. A request that
-    finds the server idle takes longer (Welch, 1964); how much longer depends on the pause.
+    In order of arrival, each request goes to the server that becomes free first (Kiefer and Wolfowitz, 1955). A request
+    that finds the server idle takes longer (Welch, 1964). The extra time depends on the length of the pause.
 
     Parameters
     ----------
     arrivals_ms, service_ms : array
-        The requests are in order along the first axis, and the other axes are independent queues. The arrivals must be
-        ascending.
+        The first axis contains the requests in order, and the other axes represent independent queues. Arrivals must be
+        in ascending order.
     between_ms : float
-        How long a server is busy after each request before it can start the next.
+        The time that a server is busy after each request before it can start the next one.
     free_ms : array, optional
-        The times when each queue's servers are first free, in ascending order along the first axis.
+        The times when each queue's servers first become free, in ascending order along the first axis.
     """
     service = service_ms.copy() if pauses is not None else service_ms
     free = [*(np.zeros((servers, *arrivals_ms.shape[1:])) if free_ms is None else free_ms)]
@@ -104,7 +105,7 @@ def served_in_turn(
         if pauses is not None:
             service[place] += pauses.after(arrival - free[0])
         ends = start + service[place] + between_ms
-        for number in range(1, servers):  # into its place among the others
+        for number in range(1, servers):  # keep the servers sorted
             free[number - 1], ends = np.minimum(ends, free[number]), np.maximum(ends, free[number])
         free[-1] = ends
     return waited, service
@@ -114,42 +115,42 @@ def served_in_turn(
 class Loads:
     """Simulated runs of a service under load, from which load curves and rates are derived.
 
-    Each run has its own service times, resampled from the measured times, so that the runs differ as much as repeated
-    measurements would. The random numbers are the same at every rate, so within a run, a higher rate never leads to a
-    shorter wait.
+    The service times of each run are resampled from the measured times, so the runs differ as much as repeated
+    measurements would. The same random numbers are used at every rate. Within a run, a higher rate therefore never
+    leads to a shorter wait.
 
     A window starts with the work that an arriving request finds in a queue in its steady state. With one server, this
     work is the sum of a geometrically distributed number of residual service times. Each of these is the remaining time
-    of a request at a random instant during its service (Pollaczek and Khinchine). Several servers are treated as one
-    server that is correspondingly faster. The other servers become free one residual time after the first.
+    of a request at a random instant during its service (Pollaczek and Khinchine). Several servers are treated as a
+    single server that is correspondingly faster. The other servers become free one residual time after the first.
     """
 
     servers: int
-    #: How long a server is busy between two requests.
+    #: The time that a server is busy between two requests.
     between_ms: float
-    #: Gaps between arrivals at one request per millisecond, and service times; shape ``(requests, runs, windows)``. The
-    #: first `own` runs have the measured service times themselves.
+    #: The gaps between arrivals at one request per millisecond, and the service times, both of shape ``(requests, runs,
+    #: windows)``. The first `own` runs use the measured service times without resampling.
     gaps: Floats
     service_ms: Floats
     own: int
-    #: Mean service time of each run's resampled measurement, the measured mean first.
+    #: The mean service time of each run's resampled measurement. The first value is the measured mean.
     means_ms: Floats
-    #: Sums of the first remainders of each run, from 0, and a random number for each window, which chooses how many
-    #: remainders there are.
+    #: The cumulative sums of each run's residual service times, starting at 0, and a random number for each window,
+    #: which determines the number of residual times.
     backlogs_ms: Floats
     chances: Floats
-    #: How much later each of the other servers is free than the first; shape ``(others, runs, windows)``.
+    #: The time until each of the other servers becomes free after the first one. The shape is ``(others, runs,
+    #: windows)``.
     later_ms: Floats
-    #: The extra time after pauses in each run; ``None`` without any.
+    #: The extra time after pauses in each run, or ``None`` if there is none.
     pauses: Pauses | None = None
 
     def at(self, rate_per_s: float, quantiles: Sequence[float], runs: int | None = None) -> Floats:
         """Return each run's latency quantiles, mean wait and mean service time.
 
-        All of them are infinite if the rate is too high for the run.
+        All of these are infinite if the rate is too high for the run.
 
-        The runs with the measured service times are treated as one run, so each of them contains the figures of all of
-        them together.
+        The runs that use the measured service times are pooled, so each of them contains the same figures.
 
         Parameters
         ----------
@@ -178,10 +179,10 @@ class Loads:
         return table
 
     def _free_ms(self, rate_per_s: float, first_ms: Floats) -> Floats:
-        """Return when each server becomes free, if the first request arrives at `first_ms`.
+        """Return the times when the servers become free if the first request arrives at `first_ms`.
 
-        The shape is ``(servers, runs, windows)``. Servers without a backlog have been idle since time 0, for as long as
-        the time between two arrivals.
+        The shape is ``(servers, runs, windows)``. Servers without a backlog have been idle since time 0, which is as
+        long as the time between two arrivals.
         """
         runs, windows = first_ms.shape
         busy = np.clip(rate_per_s * (self.means_ms[:runs] + self.between_ms) / 1e3 / self.servers, 1e-9, 0.999)[:, None]
@@ -198,7 +199,7 @@ class Loads:
     def summed_up(self, values: Floats, estimate: float | None = None) -> tuple[float, float, float]:
         """Return the estimate and its 95 % interval from one value per run (bias-corrected percentiles: Efron, 1981).
 
-        The default estimate is the value from the runs with the measured service times.
+        By default, the estimate is the value from the runs that use the measured service times.
         """
         from scipy.special import ndtr, ndtri
 
@@ -243,17 +244,17 @@ def simulate(
     seed: int = 0,
     runs: int = RUNS,
 ) -> Loads:
-    """Simulate runs of a service whose times were measured, in the order of measurement.
+    """Simulate runs of a service from its measured service times, which must be in the order of measurement.
 
-    If consecutive service times depend on each other (`effective_size`), they are resampled in blocks whose length is
-    the cube root of their number (Künsch, 1989). Within a block, the measured order is preserved.
+    If consecutive service times depend on each other (`effective_size`), they are resampled in blocks, which preserve
+    the measured order. The length of a block is the cube root of the number of service times (Künsch, 1989).
 
     Parameters
     ----------
     extra_ms : mapping of float to array, optional
-        For each pause in milliseconds, how much longer requests took after it.
+        For each pause in milliseconds, the extra time that requests took after it.
     between_ms : float
-        How long a server is busy between two requests.
+        The time that a server is busy between two requests.
     """
     rng = np.random.default_rng(seed)
     measured = np.asarray(service_ms, dtype=float)
@@ -278,7 +279,7 @@ def simulate(
 
 
 def _remainders(busy_ms: Floats, count: int, rng: np.random.Generator) -> Floats:
-    """Return the remaining service time of the current request, at `count` instants spread evenly over each run."""
+    """Return the current request's residual service time at `count` instants, which are spread evenly over each run."""
     held = busy_ms.shape[1]
     ends = np.cumsum(busy_ms, axis=1)
     instants = (np.arange(count) + 0.5) / count * ends[:, -1:]
@@ -287,7 +288,7 @@ def _remainders(busy_ms: Floats, count: int, rng: np.random.Generator) -> Floats
 
 
 def _clustering(measured: Floats, block: int) -> float:
-    """Return the factor by which backlogs grow because long service times cluster.
+    """Return the factor by which backlogs increase because long service times occur in clusters.
 
     See Kingman (1962) on heavy traffic.
     """
@@ -300,8 +301,9 @@ def _clustering(measured: Floats, block: int) -> float:
 
 
 def _pauses(extra_ms: Mapping[float, Samples], runs: int, own: int, rng: np.random.Generator) -> Pauses:
-    """Return each pause's median extra time, never below 0. In the other runs, it is scaled as in the resampled
-    runs.
+    """Return the median extra time after each pause, and its scale in each run.
+
+    Negative medians are replaced by 0. The scales of the resampled runs come from resampling the extra times.
     """
     known = {pause: np.asarray(extra_ms[pause], dtype=float) for pause in sorted(extra_ms)}
     medians = np.maximum([np.median(each) for each in known.values()], 0.0)
@@ -312,7 +314,7 @@ def _pauses(extra_ms: Mapping[float, Samples], runs: int, own: int, rng: np.rand
 
 
 def _places(rng: np.random.Generator, shape: tuple[int, int], count: int, block: int) -> np.ndarray[Any, Any]:
-    """Return indices below `count`, drawn in blocks that wrap around."""
+    """Return random indices below `count`, drawn in blocks that wrap around."""
     runs, wanted = shape
     starts = rng.integers(0, count, (runs, math.ceil(wanted / block)))
     return ((starts[:, :, None] + np.arange(block)) % count).reshape(runs, -1)[:, :wanted]
@@ -321,7 +323,7 @@ def _places(rng: np.random.Generator, shape: tuple[int, int], count: int, block:
 def _crossing(rates: Floats, latency: Floats, bound_ms: float) -> float:
     """Return the rate above which latency exceeds a bound.
 
-    Because of the extra time after pauses, latency can also be higher at the lowest rates.
+    At the lowest rates, latency may also exceed the bound, because of the extra time after pauses.
     """
     within = np.flatnonzero(latency <= bound_ms)
     if not len(within):

@@ -1,6 +1,6 @@
 """Serve real requests, and record when each of them arrived, started and ended.
 
-They are served back to back, after pauses, at arrival times that are fixed in advance, or in batches.
+Requests can be served back to back, after pauses, at arrival times that are fixed in advance, or in batches.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ from perfnb.inference.serving import Requests, TokenTimes, may_hold, require_res
 from perfnb.interrupts import InterruptGate
 
 _MOST_REQUESTS = 20_000
-#: Pauses in milliseconds, the number of requests after each, and the smallest number that is enough.
+#: The pauses in milliseconds, and the maximum and minimum number of requests after each pause.
 _PAUSES = (0.5, 2.0, 8.0, 32.0, 128.0)
 _MOST_PAUSED, _FEWEST_PAUSED = 40, 12
-#: Batch sizes other than 1, the number of batches of each that are made and measured, and the smallest number that is
-#: enough.
+#: The batch sizes other than 1. For each size: the number of batches that are made, and the maximum and minimum number
+#: of measurements.
 _BATCH_SIZES = (2, 4, 8, 16, 32, 64)
 _BATCHES_MADE, _MOST_BATCHES, _FEWEST_BATCHES = 8, 500, 5
-#: How much longer than its schedule a run may take; requests not served by then are lost to saturation.
+#: The factor by which a run may exceed its schedule. Requests that have not been served by then are lost to saturation.
 _PATIENCE = 1.5
-#: A sleep may end late by up to this; the rest of a gap is spent reading the clock.
+#: The maximum delay when a sleep ends. The last part of a gap is therefore spent polling the clock.
 _SPIN_S = 1e-3
-#: The longest sleep, after which an interrupt or another server's error is seen.
+#: The duration of the longest sleep. Interrupts and errors in other servers are noticed between sleeps.
 _NAP_S = 0.1
 SEED = 20
 
 
 class Served(msgspec.Struct, frozen=True, gc=False):
-    """A request that was served. Its instants are nanoseconds of `time.perf_counter_ns`.
+    """A request that was served. All times are in nanoseconds, from `time.perf_counter_ns`.
 
-    These records are hidden from Python's garbage collector. Thousands of tracked records would trigger a full
-    collection in the middle of a request, and in a notebook that has imported a few libraries, a collection takes a
-    quarter of a second.
+    These records are hidden from Python's garbage collector. If thousands of records were tracked, they would trigger a
+    full collection in the middle of a request. In a notebook that has imported a few libraries, this takes a quarter of
+    a second.
     """
 
-    request: int  # its place among the requests
+    request: int  # its index in the requests
     size: str
-    arrival_ns: int  # when it was due, or when it was started if nothing was scheduled
+    arrival_ns: int  # when it was due, or when it started if there was no schedule
     start_ns: int
     end_ns: int
-    #: How much later it was started than its arrival and a free server allowed.
+    #: The delay between the earliest possible start, given its arrival and a free server, and the actual start.
     late_ns: int
-    #: When each token of the answer came, if tokens were requested.
+    #: The times when the answer's tokens arrived, if tokens were requested.
     tokens_ns: tuple[int, ...] = ()
-    #: The tokens of the prompt, if a streamer gets it.
+    #: The number of tokens in the prompt, if a streamer receives it.
     prompt_tokens: int | None = None
 
     @property
@@ -65,10 +65,10 @@ class Served(msgspec.Struct, frozen=True, gc=False):
 
 
 def first_calls(served: Sequence[Served]) -> list[bool]:
-    """Return which requests are warm-up: the first calls of each size.
+    """Check for each request whether it is warm-up, which applies to the first calls of each size.
 
-    If no other requests would remain, because requests are slow or all sizes differ, only the very first calls count as
-    warm-up.
+    If this would leave no other requests, because requests are slow or all sizes differ, only the very first
+    calls count as warm-up.
     """
     calls: Counter[str] = Counter()
     first = []
@@ -79,14 +79,14 @@ def first_calls(served: Sequence[Served]) -> list[bool]:
 
 
 class RequestRunner:
-    """Serves a user's requests in runs that differ in when the requests arrive.
+    """Serves a user's requests in runs with different arrival times.
 
     Parameters
     ----------
     serve : callable
-        Serves one request, until its result is on the host.
+        Function that serves one request and waits until its result is on the host.
     servers : int
-        Requests served at the same time, in threads.
+        The number of requests that are served at the same time, in threads.
     progress : callable
         Called after each request with the name of the run, the number of requests done, and their total number.
     """
@@ -98,7 +98,7 @@ class RequestRunner:
         self._draws = requests.draws(SEED)
 
     def back_to_back(self, seconds: float) -> list[Served]:
-        """Serve requests without a pause between them."""
+        """Serve requests without pauses between them."""
         __tracebackhide__ = True
         queue = RequestQueue(self._requests, self._draws, _MOST_REQUESTS, seconds)
         return queue.serve(self._serve, self._servers, lambda done: self._progress("back to back", done))
@@ -106,8 +106,8 @@ class RequestRunner:
     def after_pauses(self, usual_s: float, seconds: float) -> tuple[list[Served], list[float]]:
         """Serve requests one by one after pauses, and also return each pause in milliseconds.
 
-        As many requests are served as the time allows, so the result is empty if the time is short. `usual_s` is how
-        long a request usually takes.
+        As many requests are served as the time allows, so the result is empty if there is too little time. `usual_s` is
+        the time that a request usually takes.
         """
         __tracebackhide__ = True
         for kinds in range(len(_PAUSES), 0, -1):
@@ -137,8 +137,8 @@ class RequestRunner:
     ) -> tuple[dict[int, list[float]], int | None]:
         """Return the service times of batches of 2, 4 and more requests.
 
-        The sizes grow for as long as there is time to measure them often enough. Also return the first size where the
-        input made by `batch` does not seem to contain all requests.
+        The sizes are increased as long as there is enough time to measure them sufficiently often. The method also
+        returns the first size where the input made by `batch` does not seem to contain all requests.
         """
         __tracebackhide__ = True
         times: dict[int, list[float]] = {}
@@ -166,7 +166,7 @@ class RequestRunner:
 
 @dataclass
 class RequestQueue:
-    """Requests in order of arrival. Any free server takes the next request.
+    """Requests in order of arrival, which are served by any server that is free.
 
     Without `arrivals_ms`, each server takes its next request when it has finished the previous one. With `arrivals_ms`,
     a free server takes the next request when it is due, or immediately if it is already due. The schedule never waits
@@ -176,12 +176,13 @@ class RequestQueue:
 
     requests: Requests
     draws: Iterator[int]
-    #: No more requests than this are served, and none that would start after these seconds, but at least one.
+    #: The maximum number of requests, and the time in seconds after which no more requests are started. At least one
+    #: request is always served.
     count: int
     seconds: float
     arrivals_ms: Sequence[float] | None = None
     pauses_ms: Sequence[float] | None = None
-    #: The name of a request in the note of an error.
+    #: The description of a request in the note that is added to an exception.
     words: str = "request {place}"
 
     def __post_init__(self) -> None:
@@ -211,7 +212,7 @@ class RequestQueue:
                 other.start()
             try:
                 self._work(fn, gate.opened, done)
-                for other in others:  # each server serves the requests it has taken, even if they are due later
+                for other in others:  # each server serves the requests that it has taken, even if they are due later
                     while other.is_alive():
                         with gate.opened():
                             other.join(_NAP_S)
@@ -244,7 +245,7 @@ class RequestQueue:
                     try:
                         result = fn(request)
                     except Exception as error:
-                        error.add_note(f"It was raised while perfnb served {self.words.format(place=place)}.")
+                        error.add_note(f"The error was raised while perfnb served {self.words.format(place=place)}.")
                         raise
                     end_ns = time.perf_counter_ns()
                 require_result(result)
@@ -275,7 +276,7 @@ class RequestQueue:
             return next(self.draws), arrival
 
     def _sleep_until(self, instant_ns: int) -> bool:
-        """Sleep until an instant. Return ``False`` if another server failed in the meantime."""
+        """Sleep until a given time. Return ``False`` if another server failed in the meantime."""
         while (left_s := (instant_ns - time.perf_counter_ns()) / 1e9) > 0:
             if self._stopped:
                 return False

@@ -20,14 +20,17 @@ if TYPE_CHECKING:
 
 #: The number of calls of each size that count as warm-up.
 FIRST_CALLS = 2
-#: Columns of the frame of tokens, a row per token: the served request's number in its run, the token's in its answer,
-#: and when it came, in milliseconds after the request's arrival and after the start of its service.
-#: The last column is the length of the prompt, where it is known.
+#: The columns of the token table, which has one row per token: the request's index in its run, the token's index in its
+#: answer, and the token's arrival time in milliseconds, relative to the request's arrival and to the start of its
+#: service. The last column is the length of the prompt, if it is known.
 TOKEN_COLUMNS = ("run", "served", "token", "after_arrival_ms", "after_start_ms", "prompt_tokens")
 
 
 def samples_of(served: Sequence[Served], first: Sequence[bool] | bool = False) -> pd.DataFrame:
-    """Return one row per request in a run, as described in `Latency.samples`. `first` marks warm-up calls."""
+    """Return one row per request in a run, as described in `Latency.samples`.
+
+    The column `first` marks warm-up calls.
+    """
     names = ["request", "size", "arrival_ns", "start_ns", "end_ns", "late_ns"]
     table = pd.DataFrame(list(map(attrgetter(*names), served)), columns=names)
     began = int(table["arrival_ns"].min()) if len(table) else 0
@@ -58,23 +61,23 @@ def tokens_of(run: str, served: Sequence[Served]) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class OpenRun:
-    """Requests that were served at arrival times fixed in advance.
+    """A run that served requests at arrival times that were fixed in advance.
 
     Attributes
     ----------
     rate_per_s : float
-        Arrivals per second: the requested rate, or the recorded schedule's rate.
+        The number of arrivals per second, which is either the requested rate or the rate of the recorded schedule.
     samples : DataFrame
-        As `Latency.samples`, without ``run``.
+        The same columns as in `Latency.samples`, without ``run``.
     lost : int
         The number of requests that were due but were not served during the run.
     late : float
-        How late the clock started the latest 1 in 100 requests, as a share of the median service time.
+        The clock's delay in starting requests (99th percentile), as a fraction of the median service time.
     tokens : DataFrame
-        A row per token, if tokens were requested: ``run``, ``served`` (place among the samples), ``token``,
+        One row per token, if tokens were requested: ``run``, ``served`` (index in the samples), ``token``,
         ``after_arrival_ms`` and ``after_start_ms``.
     concurrency : int
-        Requests served at the same time.
+        The number of requests that are served at the same time.
     """
 
     rate_per_s: float
@@ -110,42 +113,43 @@ class Measured:
 
     name: str
     concurrency: int
-    #: Requests served back to back, and alone after pauses, whose lengths are in ``pause_ms``.
+    #: The requests served back to back, and those served alone after pauses, with the length of the pause in
+    #: ``pause_ms``.
     closed: pd.DataFrame
     paused: pd.DataFrame
     open_run: OpenRun | None = None
-    #: The requested rate; ``None`` for recorded arrivals.
+    #: The requested rate, or ``None`` for recorded arrivals.
     asked_rate: float | None = None
-    #: The requested bound, and the share of requests to be within it.
+    #: The requested bound, and the fraction of requests that must be within it.
     asked_bound: tuple[float, float] | None = None
-    #: Service times of batches of 2 and more by size; ``None`` if they were not requested.
+    #: The service times of batches of 2 and more, by size, or ``None`` if they were not requested.
     batches_ms: Mapping[int, Sequence[float]] | None = None
-    #: A size where the input made by ``batch`` does not seem to hold all requests.
+    #: A batch size where the input made by ``batch`` does not seem to contain all requests.
     short_batch: int | None = None
-    #: Tokens of the requests served back to back; ``None`` if they were not requested.
+    #: The tokens of the requests served back to back, or ``None`` if they were not requested.
     tokens: pd.DataFrame | None = None
-    #: The key-value cache of an answer, or the reason why it is not known.
-    cache: Cache | str = "tokens were not asked for"
+    #: The key-value cache of an answer, or the reason why it is unknown.
+    cache: Cache | str = "tokens were not requested"
     price_per_hour: float | None = None
-    #: The joules of a request in each run, or the reason why they are not known.
+    #: The energy per request in joules in each run, or the reason why it is unknown.
     joules: Mapping[str, float | str] = field(default_factory=dict)
     #: Whether the served model was still in training mode.
     in_training: bool = False
-    #: Conditions that may have disturbed the requests.
+    #: Conditions that may have affected the requests.
     noise: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def steady(self) -> pd.DataFrame:
-        """The requests served back to back, without warm-up."""
+        """The requests that were served back to back, without the warm-up."""
         return self.closed[~self.closed["first"]]
 
 
 @dataclass(frozen=True)
 class Cache:
-    """A key-value cache, observed with `length` tokens.
+    """A key-value cache that was observed when it contained `length` tokens.
 
-    For each layer, `layers` contains the bytes per token and the largest number of tokens that the layer keeps. That
-    number is infinite if the layer grows with the answer, and 1 if its size does not depend on the length.
+    For each layer, `layers` contains the number of bytes per token and the maximum number of tokens. The maximum is
+    infinite if the layer grows with the answer, and 1 if its size does not depend on the length.
     """
 
     layers: tuple[tuple[int, float], ...]
@@ -159,9 +163,9 @@ class Cache:
 def by_request(tokens: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
     """Return one row per request that returned a token.
 
-    Each row contains the time to the first token, the time per later token, and the token rate.
+    Each row contains the number of tokens, the time to first token, and the time per subsequent token.
 
-    ``tpot_ms`` is (last - first) / (tokens - 1). For a single token it is undefined, and therefore ``NA``.
+    ``tpot_ms`` is (last - first) / (tokens - 1). It is ``NA`` for a single token, because it is undefined.
     """
     groups = tokens.groupby(["run", "served"], observed=True)
     first = groups.first()
@@ -189,9 +193,9 @@ def gaps_ms(tokens: pd.DataFrame) -> Floats:
 
 
 def goodput(requests: pd.DataFrame, seconds: float, bounds: Mapping[str, float]) -> float:
-    """Return how many requests per second met all bounds.
+    """Return the number of requests per second that met all bounds.
 
-    A request without a second token always meets a bound on ``tpot_ms``.
+    A request with only one token always meets a bound on ``tpot_ms``.
     """
     met = pd.Series(True, index=requests.index)
     for name, bound in bounds.items():

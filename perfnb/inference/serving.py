@@ -1,4 +1,4 @@
-"""Prepare the user's requests, and serve a request until its result is on the host, or token by token."""
+"""Prepare the user's requests, and serve them either completely or token by token."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from perfnb.step.data_waits import tensors_in
 from perfnb.step.device import synchronize
 from perfnb.step.namespace import namespace_of
 
-#: The number of requests kept of an iterable without a length.
+#: The number of requests that are used from an iterable without a length.
 _MOST_KEPT = 1_000
-#: The attribute of a cell's function that returns the variables used by the cell.
+#: The attribute of a cell's function that returns the variables that the cell uses.
 USES = "__perfnb_uses__"
 
 
 class Requests:
-    """The user's requests, drawn at random so that the mix of sizes stays the same.
+    """The user's requests, which are drawn at random to preserve the mix of sizes.
 
     Parameters
     ----------
     requests : iterable
-        If this is a sequence or a data set, all of its requests are used, and otherwise the first 1,000.
+        If this is a sequence or a data set, all of its requests are used. Otherwise, the first 1,000 are used.
 
     Raises
     ------
@@ -46,9 +46,9 @@ class Requests:
         given: Any = requests
         kind = type(given)
         if isinstance(given, (str, bytes, Mapping)) or hasattr(kind, "iterrows"):
-            meant = "list(frame.itertuples())" if hasattr(kind, "iterrows") else "[request] if it is one of them"
-            raise TypeError(f"requests must be a collection of requests, and a {kind.__name__} is not: {meant}.")
-        # The key of a pandas series is its index, not a place.
+            meant = "list(frame.itertuples())" if hasattr(kind, "iterrows") else "[request] if it is a single request"
+            raise TypeError(f"requests must be a collection of requests, not a {kind.__name__}: pass {meant}.")
+        # A pandas series is indexed by label, not by position.
         indexed = hasattr(kind, "__len__") and hasattr(kind, "__getitem__") and not hasattr(kind, "iloc")
         self._held: Any = given if indexed else list(islice(given, None if hasattr(kind, "__len__") else _MOST_KEPT))
         if len(self._held) == 0:
@@ -70,9 +70,9 @@ class Requests:
 
 
 def size_of(request: Any) -> str:
-    """Return the properties of a request that determine what its first calls have to set up.
+    """Return the size of a request, on which the set-up work of the first calls depends.
 
-    These are the shapes of its tensors, or the length of its text or list.
+    This is the shapes of its tensors, or the length of its text or list.
     """
     shapes = [str(tuple(tensor.shape)) for tensor in islice(tensors_in(request), 4)]
     if shapes:
@@ -81,10 +81,10 @@ def size_of(request: Any) -> str:
 
 
 def may_hold(made: Any, count: int) -> bool:
-    """Return whether an input made from requests may contain this many of them.
+    """Check whether an input made from requests may contain this many of them.
 
-    Some part of the input must have this length, or a greater length if it is packed. The result is ``True`` if no part
-    of it has a length.
+    Some part of the input must have this length, or a greater length if it is packed. The result is also ``True`` if no
+    part of the input has a length.
     """
     shapes = [tuple(tensor.shape) for tensor in islice(tensors_in(made), 16)]
     lengths = [length for shape in shapes for length in shape]
@@ -94,10 +94,10 @@ def may_hold(made: Any, count: int) -> bool:
 
 
 def served_by(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that serves a request completely: it makes the call and waits until the result is on the host.
+    """Return a function that serves a request and waits until the result is on the host.
 
-    A model runs without recording operations for backward, as in serving. If a request is a mapping whose keys are the
-    model's parameters, such as a tokenizer's output, it is passed as keyword arguments.
+    As in production, a model runs without recording operations for the backward pass. If a request is a mapping whose
+    keys are the model's parameters, such as a tokenizer's output, it is passed as keyword arguments.
     """
     without_gradients: Callable[[], AbstractContextManager[Any]] = (
         torch.inference_mode if isinstance(fn, nn.Module) else nullcontext
@@ -118,10 +118,10 @@ def served_by(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def serves_in_training(fn: Any) -> bool:
-    """Return whether a function serves a model that is in training mode.
+    """Check whether a function serves a model that is in training mode.
 
-    The model may be the function itself, the object that a method belongs to, one of their attributes, or an argument,
-    default or variable that the function uses.
+    The model may be the function itself, the object to which a method belongs, an attribute of either of them, or an
+    argument, default or variable that the function uses.
     """
     used: list[Any] = []
     while isinstance(fn, partial):
@@ -134,7 +134,7 @@ def serves_in_training(fn: Any) -> bool:
 
 
 def require_result(result: Any) -> None:
-    """Refuse a result that has yet to be computed, because timing such a request would be meaningless.
+    """Raise an error for a result that has not been computed yet, because timing such a request would be meaningless.
 
     Raises
     ------
@@ -144,44 +144,44 @@ def require_result(result: Any) -> None:
     kind = type(result).__name__
     if inspect.isawaitable(result) or isinstance(result, (concurrent.futures.Future, torch.futures.Future)):
         if inspect.iscoroutine(result):
-            result.close()  # or Python warns that nobody awaited it
+            result.close()  # otherwise, Python warns that it was never awaited
         raise TypeError(
-            f"The function returned a {kind}, before its result was ready: pass one that waits for the result, such as "
-            "asyncio.run_coroutine_threadsafe(serve(request), loop).result() with a loop in another thread."
+            f"The function returned a {kind} before its result was ready: pass a function that waits for the result, "
+            "such as asyncio.run_coroutine_threadsafe(serve(request), loop).result() with a loop in another thread."
         )
     if isinstance(result, (Iterator, AsyncIterator)):
         raise TypeError(
-            f"The function returned a {kind}, which computes nothing until it is iterated over: return list(...), "
-            "or pass tokens=True if it yields tokens."
+            f"The function returned a {kind}, which does not compute anything until it is iterated over: return "
+            "list(...), or pass tokens=True if it yields tokens."
         )
 
 
 class TokenTimes(list[int]):
     """The times when tokens arrived.
 
-    It is also a streamer for Hugging Face's ``generate``, which passes it the prompt first.
+    Instances can be passed as a streamer to Hugging Face's ``generate``, which passes the prompt to it first.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        #: The tokens of the prompt, once it was passed.
+        #: The number of tokens in the prompt, once it has been passed.
         self.prompt_tokens: int | None = None
 
     def put(self, value: Any) -> None:
-        """Record the tokens that arrived. Several tokens can arrive at once if they were guessed ahead."""
+        """Record tokens that have arrived. With speculative decoding, several tokens can arrive at once."""
         if self.prompt_tokens is None:
             self.prompt_tokens = int(value.numel()) if isinstance(value, torch.Tensor) else len(value)
             return
         self.note(value)
 
     def end(self) -> None:
-        """Do nothing; ``generate`` calls this after the last token."""
+        """Do nothing. ``generate`` calls this method after the last token."""
 
     def note(self, value: Any) -> None:
         """Record a token that an answer yielded. Empty tokens are ignored."""
         if isinstance(value, torch.Tensor):
             if value.device.type != "cpu":
-                synchronize()  # otherwise it would be noted before it is computed
+                synchronize()  # otherwise, the time would be recorded before the token is computed
             count = value.numel()
         else:
             count = 1 if not isinstance(value, (str, bytes, list, tuple)) else min(1, len(value))
@@ -200,15 +200,13 @@ def tokens_served_by(
         if streams:
             fn(request, streamer=times)
             if times.prompt_tokens is None:
-                raise TypeError(
-                    "The function accepts streamer= but puts nothing into it: pass the streamer to generate."
-                )
+                raise TypeError("The function accepts streamer= but does not use it: pass the streamer to generate.")
         else:
             answer = fn(request)
             if not isinstance(answer, Iterator):
                 raise TypeError(
-                    "Tokens need a function that yields them, or one that takes streamer= and hands it to generate; "
-                    f"this one returned {type(answer).__name__}."
+                    "Token times need a function that yields tokens, or that accepts streamer= and passes it to "
+                    f"generate. This function returned {type(answer).__name__}."
                 )
             for token in answer:
                 times.note(token)

@@ -1,5 +1,5 @@
-"""The raw tables of one run: their schema, and how they are made from a trace, saved and loaded.
+"""The raw tables of one run: their schema, and the code that builds them from a trace, saves them and loads them.
 
-The room is large because a third of it consists of the declarations of tables and facts, which every file is checked
-against.
+This package is large because about a third of it declares tables and facts. Every file is checked against these
+declarations.
 """

@@ -1,17 +1,17 @@
 """Find the layers inside compiled regions.
 
 A region's kernels become spans of the layers whose operations they compute. Inductor maps each kernel in a graph to the
-operations that it computes, and these operations to the modules that called them (`Graph`). The trace's events between
-the start and the end of a graph's call are matched with the graph's kernels by name and order. Each kernel's time is
-then assigned to a layer by adding events to the trace. In the forward pass, these events are spans. In the backward
-pass, they are pieces of the backward node, and a sequence number identifies the call to which they belong, in the same
-way as for autograd's nodes.
+operations that it computes, and these operations to the modules that called them (`Graph`). Within each call to a
+graph, the trace's events are matched with the graph's kernels by name and order. Each kernel's time is then assigned to
+a layer by adding events to the trace. In the forward pass, these events are spans. In the backward pass, they are
+pieces of the backward node, and a sequence number identifies the call to which they belong, in the same way as for
+autograd's nodes.
 
 A kernel that computes operations for several layers is cut into parts. If a kernel's operations do not belong to any
 layer, for example because they are in a function around the model, its time belongs to the region's own layer. Each
 layer's part is proportional to the bytes that its operations read from or write to memory outside the kernel, plus
-their FLOPs, because fused operations pass on their results in registers. The remaining time in a region, such as
-guards, copies and kernel launches, is assigned to a separate layer named `OVERHEAD`.
+their FLOPs. Results that one fused operation passes to another do not count, because they stay in registers. The rest
+of a region's time, which includes guards, copies and kernel launches, is assigned to a separate layer named `OVERHEAD`.
 """
 
 from __future__ import annotations
@@ -52,33 +52,33 @@ from perfnb.trace_names import (
     step_number,
 )
 
-#: The layer, below that of the region, for a graph without any operation of its own.
+#: The layer for a region's overhead. It is a child of the region's own layer.
 OVERHEAD = "(compiled region overhead)"
 #: The key that torch writes for all graphs that it did not cache.
 UNCACHED = "None"
 #: The variable at the start of a module's path in compiled code.
 _VARIABLE = re.compile(r"[LG]\['([^']*)'\]")
-#: A part of the path after it: ``.name``, or a number or a text as Python writes it, in brackets.
+#: A subsequent part of the path: ``.name``, or the ``repr`` of a number or a string in brackets.
 _PART = re.compile(r"""\.([^.\[\]]+)|\[([0-9]{1,18}|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]""")
-#: The names that compiled code uses for its own module: in the module's own method, and in torch's wrapper of modules
-#: of torch.nn.
+#: The names that compiled code uses for its own module: the first in the module's own method, the second in torch's
+#: wrapper around torch.nn modules.
 _ITSELF = ("self", "fn")
-#: Parts that layer names do not have.
+#: Parts of a path that do not occur in layer names.
 _NOT_NAMES = ("", "_modules", "_orig_mod")
-#: Dynamo's name for the rest of a function after a graph break, with its line.
+#: Dynamo's name for the rest of a function after a graph break, including the line number.
 RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_([0-9]{1,9})")
 _ADDITION = "aten::add"
 #: The prefix of a kernel that Inductor generated for a CPU.
 _GRAPH_NUMBER = re.compile(r"^graph_[0-9]+_")
-#: A kernel in Inductor's mapping, with its place in the order of the generated code.
+#: A kernel in Inductor's mapping, with its position in the generated code.
 _NUMBERED = re.compile(r"(?P<kernel>.+):(?P<order>[0-9]{1,9})")
 _EXTERN = ("extern_kernels.", "torch.ops.", "aten.")
 _FILE = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>[0-9]{1,9}), in .*\n *(?P<text>.*)$', re.MULTILINE)
-#: The prefixes of kernels that Inductor generated.
+#: The name prefixes of kernels that Inductor generated.
 _GENERATED = ("cpp_", "triton_")
 #: The name of a CUDA graph, before its number.
 CUDA_GRAPH = "CUDA graph"
-#: The path of a module, in an annotation that may be any words.
+#: The path of a module, in an annotation that may contain any text.
 _MODULE = re.compile(r"\w+(?:\.\w+){0,100}")
 _FAR = 2**62
 
@@ -87,42 +87,44 @@ _FAR = 2**62
 class Graph:
     """A compiled graph, forward or backward."""
 
-    #: The key that the trace names it by.
+    #: The key that identifies it in the trace.
     key: str
-    #: The kernels in the order of the generated code.
+    #: The kernels, in the order of the generated code.
     kernels: tuple[Kernel, ...]
     operations: Mapping[str, Operation]
 
     @cached_property
     def work(self) -> list[Work]:
-        """The work of each of the graph's kernels."""
+        """The work that each of the graph's kernels does."""
         return work_of(self.kernels, self.operations)
 
 
-#: Numbers by which a piece of a backward node finds its layer's call, and the thread of these; neither is a real one.
+#: The sequence numbers that link pieces of backward nodes to their layer's call, and the thread they are on. Neither
+#: occurs in a real trace.
 _FIRST_SEQUENCE, _THREAD = 2**40, 2**40
 
 
 class CompiledCode(NamedTuple):
     """torch's report about the code of a compiled region. Anything that torch does not report is empty or ``None``."""
 
-    #: Number of the function that was compiled, and of the version of its code, as in the trace: ``1/0``.
+    #: The number of the compiled function and the number of its code's version, written as in the trace: ``1/0``.
     region: str
     function: str = ""
-    #: File and first line of the function.
+    #: The function's file and first line.
     line: str = ""
-    #: ``None`` also for a function that torch left uncompiled because its graph breaks where torch cannot resume.
+    #: Also ``None`` if torch left the function uncompiled because its graph breaks at a point where torch cannot
+    #: resume.
     guards: int | None = None
     compile_s: float | None = None
-    #: The guard that failed, so that an earlier version could not be used.
+    #: The guard that failed and prevented an earlier version from being used.
     recompiled: str = ""
-    #: The reason why the graph ends before the function does, and the place.
+    #: The reason for a graph break before the end of the function, and its location.
     broke: str = ""
     broke_at: str = ""
 
 
 def region_ids(events: pd.DataFrame) -> list[str]:
-    """Return the compiled regions, such as ``1/0``, that events run."""
+    """Return the names of the compiled regions that events run, such as ``1/0``."""
     ids = of_labels(events["name"], lambda name: name.removeprefix(REGION) if name.startswith(REGION) else "", "")
     return [name for name in np.unique(ids[is_one_of(events["category"], OPS)]).tolist() if name]
 
@@ -133,7 +135,7 @@ def graph_keys(events: pd.DataFrame) -> list[str]:
 
 
 def _called_keys(events: pd.DataFrame) -> npt.NDArray[Any]:
-    """Return the key of the graph that each event calls, or an empty text for other events."""
+    """Return the key of the graph that each event calls, or an empty string if it does not call one."""
     return np.where(is_one_of(events["category"], (*OPS, *RANGES)), of_labels(events["name"], _key, ""), "")
 
 
@@ -142,7 +144,7 @@ def _key(name: str) -> str:
 
 
 def with_compiled_regions(recording: Recording, graphs: Sequence[Graph], code: Sequence[CompiledCode]) -> Recording:
-    """Add the known facts about compiled regions, and for graphs that contain layers, the layers inside the regions."""
+    """Add the known facts about compiled regions, and the layers inside the regions whose graphs contain any."""
     annotated = annotated_work(recording.events)
     if not code and annotated.empty:
         return recording
@@ -165,10 +167,10 @@ def _is_launch(events: pd.DataFrame) -> Bools:
 
 
 def annotated_work(events: pd.DataFrame) -> pd.DataFrame:
-    """Return the nanoseconds of the work that CUDA graphs replayed.
+    """Return the duration of the work that CUDA graphs replayed.
 
-    The columns are ``correlation`` of the launch, ``module`` and ``duration_ns``. A launch is included only if some of
-    its work is annotated. For its other work, the module is empty.
+    The columns are ``correlation`` (of launches), ``module`` and ``duration_ns``. A launch is included only if some
+    of its work is annotated. For work without an annotation, the module is empty.
     """
     wanted = is_one_of(events["category"], DEVICE_WORK)
     if "module" not in events or not (known := wanted & events["module"].notna().to_numpy()).any():
@@ -180,7 +182,7 @@ def annotated_work(events: pd.DataFrame) -> pd.DataFrame:
 
 
 class _Host:
-    """A recording's operators and ranges, and how they are nested."""
+    """A recording's operators and ranges, and the way they are nested."""
 
     def __init__(self, events: pd.DataFrame) -> None:
         launch = _is_launch(events)
@@ -223,18 +225,21 @@ class _Host:
             yield place
 
     def looked_up(self, region: int) -> int:
-        """Return the lookup of compiled code before a region, or the region itself."""
+        """Return the event that looks up compiled code just before a region, or the region itself if there is none."""
         before = self._beside(region, -1)
         return before if before != NONE and self.name[before] == REGION_LOOKUP else region
 
     def _beside(self, place: int, distance: int) -> int:
-        """Return the event before or after another event inside the same event, or `NONE` if there is none."""
+        """Return the previous or next event with the same parent, or `NONE` if there is none."""
         parent, at = int(self._parent[place]), int(self._position[place]) + distance
         inside = parent != NONE and self._first[parent] <= at < self._first[parent + 1]
         return int(self._children[at]) if inside else NONE
 
     def until_next(self, call: int, region: int) -> int:
-        """Return the end of a region. If other code runs in it after its graph, return the start of that code."""
+        """Return the time when a region ends.
+
+        If other code runs in it after its graph, return the start of that code.
+        """
         if call == region:
             return int(self.end[region])
         while self._parent[call] != region:
@@ -260,19 +265,20 @@ class _Planned(NamedTuple):
     """A kernel in a graph, with the layers whose operations it computes."""
 
     kernel: Kernel
-    #: The layers from the region's root to each of them, without the root, and their shares of the kernel's time.
+    #: The path of layers from the region's root (excluded) to each of these layers, and the layer's share of the
+    #: kernel's time.
     shares: list[tuple[tuple[int, ...], float]]
-    #: Its graph and name, the ops and the user's lines that it computes, bytes and FLOPs, and whether a result of it is
-    #: only for code outside the graph.
+    #: Its graph and name, the ops and the lines of user code that it computes, its bytes and FLOPs, and whether it has
+    #: a result that only code outside the graph uses.
     facts: tuple[str, str, str, str, int, int, bool]
 
 
 class _Models(NamedTuple):
-    """The layers that a graph's modules may be."""
+    """The layers that a graph's modules may correspond to."""
 
-    #: The layer of its region.
+    #: The region's layer.
     root: int
-    #: The layers of its models, by where the paths of their modules start.
+    #: The layers of its models, by the start of their modules' paths.
     heads: tuple[tuple[str, int], ...]
 
 
@@ -291,7 +297,7 @@ class _Layers:
     def heads(self, paths: Iterable[tuple[str, str]], around: int) -> dict[str, list[int]]:
         """Return the layers that a graph's models may be, by the common start of their modules' paths.
 
-        This start is a model's variable, or its path in a list, dict or object.
+        This start is the variable that refers to a model, or the model's path in a list, dict or object.
         """
         by_variable: dict[str, list[tuple[str, str]]] = {}
         for path, kind in paths:
@@ -309,7 +315,7 @@ class _Layers:
         return {head: roots for head, roots in found.items() if roots}
 
     def _roots(self, head: str, paths: Iterable[tuple[str, str]], around: int) -> list[int]:
-        """Return the layers that a model may be: the layer around its region, or otherwise all matching layers.
+        """Return the layer around a model's region if it matches the model, or otherwise all layers that match.
 
         A trace does not contain its models, so layers are added for models that do not match any.
         """
@@ -348,7 +354,7 @@ class _Layers:
         return root
 
     def named(self, head: str, rows: Iterable[int]) -> int:
-        """Return the layer, among several, that has the name of the variable at the start of the paths, or `NONE`."""
+        """Return the layer whose name equals that of the variable at the start of the paths, or `NONE`."""
         variable = _VARIABLE.sub(r"\1", _head(head))
         names = (variable + head[len(_head(head)) :], variable + _below(_head(head), head))
         return next((row for row in rows if self._names[row] in names), NONE)
@@ -365,13 +371,13 @@ class _Layers:
         return self._by_name.get(f"{self._names[root]}{below}", NONE)
 
     def is_inside(self, row: int, outer: int) -> bool:
-        """Return whether a layer is the same as another layer or inside it."""
+        """Check whether a layer is another layer, or inside it."""
         while row not in (outer, NONE):
             row = self._parent[row]
         return row == outer
 
     def nearest(self, row: int, known: Mapping[int, int]) -> int:
-        """Return the nearest layer around a layer that is `known`, or `NONE` if there is none."""
+        """Return the nearest enclosing layer that is in `known`, or `NONE` if there is none."""
         while row != NONE and row not in known:
             row = self._parent[row]
         return row
@@ -399,7 +405,7 @@ class _Layers:
         return len(self._names) - 1
 
     def frame(self) -> pd.DataFrame:
-        """Return the table of layers, with the added layers at the end."""
+        """Return the table of layers, with the added layers appended."""
         depth, known = self._modules["depth"].tolist(), len(self._modules)
         for parent in self._parent[known:]:
             depth.append(0 if parent == NONE else depth[parent] + 1)
@@ -419,13 +425,13 @@ class _Layers:
 
 
 def _head(path: str) -> str:
-    """Return the variable at the start of a path: ``L['self']``."""
+    """Return the variable at the start of a path, such as ``L['self']``."""
     match = _VARIABLE.match(path)
     return "" if match is None else match[0]
 
 
 def _is_below(head: str, path: str) -> bool:
-    """Return whether a path starts with another path."""
+    """Check whether a path starts with another path."""
     return path.startswith(head) and path[len(head) : len(head) + 1] in ("", ".", "[")
 
 
@@ -440,7 +446,7 @@ def _below(head: str, path: str) -> str:
 
 @lru_cache(maxsize=2**14)
 def _name_of(name: str | None, key: str | None) -> str:
-    """Return one part of a path, without quotes and escapes."""
+    """Return one part of a path with quotes and escapes removed."""
     if name is not None and name.isidentifier():
         return name
     try:
@@ -475,8 +481,8 @@ def _planned(graph: Graph, at: int, layers: _Layers, models: _Models) -> _Planne
 def _chain(graph: Graph, operation: Operation, layers: _Layers, models: _Models) -> tuple[int, ...]:
     """Return the layers from the root (excluded) to the layer that called an operation.
 
-    The result is empty if no layer is known. Where branches meet, autograd adds gradients outside all modules. These
-    operations belong to the layer around the modules whose gradients are added.
+    The result is empty if no layer is known. Where branches meet, autograd adds up their gradients outside any module.
+    Such an operation belongs to the layer around the modules whose gradients are added.
     """
     if not operation.modules and operation.op == _ADDITION:
         chains = [_chain_of(graph.operations[name], layers, models) for name in operation.inputs]
@@ -504,7 +510,7 @@ def _heads_by_variable(models: _Models) -> dict[str, list[tuple[str, int]]]:
 
 
 def common_prefix(chains: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the common start of all of these chains."""
+    """Return the longest common prefix of the chains."""
     length = 0
     while chains and all(len(chain) > length and chain[length] == chains[0][length] for chain in chains):
         length += 1
@@ -537,14 +543,14 @@ def matched(host: _Host, call: int, kernels: Sequence[Kernel]) -> Iterator[tuple
 def _called(event: str) -> str:
     """Return the name of the kernel that an event calls.
 
-    For ``aten::mm``, it is ``::mm``. For other names, it is the name without the graph's number.
+    For ``aten::mm``, this is ``::mm``. For any other event, it is the event's name without the graph's number.
     """
     _, colons, name = event.rpartition("::")
     return f"::{name}" if colons else _GRAPH_NUMBER.sub("", event)
 
 
 def with_keys(events: pd.DataFrame, graph: Graph) -> list[Graph]:
-    """Return a graph for each key whose first call runs all of its kernels and no other generated kernels."""
+    """Return the graph of each key, provided its first call runs all of its kernels and no other generated kernels."""
     host, first = _Host(events), dict[str, int]()
     for call in np.flatnonzero(host.key != "").tolist():
         first.setdefault(str(host.key[call]), call)
@@ -560,7 +566,7 @@ def with_keys(events: pd.DataFrame, graph: Graph) -> list[Graph]:
 
 
 def run_kernels(events: pd.DataFrame, graphs: Iterable[Graph]) -> bool:
-    """Return whether any of these graphs runs one of its kernels."""
+    """Check whether any of these graphs runs one of its kernels."""
     host = _Host(events)
     calls = ((call, graph) for graph in graphs for call in np.flatnonzero(host.key == graph.key).tolist())
     return any(True for call, graph in calls for _ in matched(host, call, graph.kernels))
@@ -583,9 +589,8 @@ def source_of(trace: Any) -> tuple[str, int, str] | tuple[()]:
 def _launched(host: _Host, annotated: pd.DataFrame) -> dict[str, Graph]:
     """Return the CUDA graphs whose work is annotated, with one graph for each set of annotations.
 
-    Their launches call them.
-
-    The launch is a kernel whose work for each annotation is proportional to its time on the device, over all launches.
+    Each launch counts as a call to its graph, which consists of a single kernel: the launch itself. The kernel's work
+    for each annotation is proportional to the annotation's time on the device, added up over all launches.
     """
     launches = dict(zip(host.correlation[host.is_launch].tolist(), np.flatnonzero(host.is_launch), strict=True))
     graphs: dict[frozenset[str], dict[str, int]] = {}
@@ -612,28 +617,28 @@ def _graph_of(key: str, total: Mapping[str, int]) -> Graph:
 
 
 class _Piece(NamedTuple):
-    """An event to be added: a part of a region's time, with the layer call that owns it."""
+    """An event to be added: a part of a region's time, and the layer call that it belongs to."""
 
     start: int
     end: int
-    #: An event of its thread.
+    #: An event on the same thread.
     beside: int
-    #: The number of the layer's call: pieces of one call share it.
+    #: The number of the layer's call. All pieces of a call share it.
     number: int
     backward: bool
 
 
 @dataclass
 class _Run:
-    """An execution of a graph's forward pass, and its backward pass."""
+    """One execution of a graph's forward pass, with its backward pass."""
 
     models: _Models
-    #: Number of each layer's call.
+    #: The number of each layer's call.
     numbers: dict[int, int] = field(default_factory=dict)
 
 
 class _Regions:
-    """Reads a recording's compiled regions and collects the pieces of their time."""
+    """Reads a recording's compiled regions and divides their time into pieces."""
 
     def __init__(
         self, recording: Recording, graphs: Mapping[str, Graph], functions: Mapping[str, str], annotated: pd.DataFrame
@@ -683,18 +688,18 @@ class _Regions:
                 if around != root:
                     self._add(run, [root], start + launch, end, call)
                 end = host.until_next(call, container)
-            # A launch begins in the layer that launches it, where its kernels are counted.
+            # A launch begins in the layer that issues it, and its kernels are counted in that layer.
             self._cut(call, start + launch, end, executed, run, node != NONE)
 
     def _models(self, call: int, graph: Graph, around: int) -> _Models:
-        """Return the layers that a graph's modules are. The root is `NONE` if no layer is known.
+        """Return the layers that a graph's modules correspond to. The root is `NONE` if no layer is known.
 
-        If a function has several similar models, the one with the variable's name is used. The function's own layer is
+        If a function has several similar models, the model named like the variable is used. The function's own layer is
         then the layer around it, or a layer that is added.
         """
         heads = self._heads.get((graph.key, around))
         if heads is None:
-            # In order, because layers may be added.
+            # The order matters, because layers may be added.
             paths = dict.fromkeys(module for operation in graph.operations.values() for module in operation.modules)
             heads = self._heads[graph.key, around] = self._layers.heads(paths, around)
         if len(heads) == 1:
@@ -712,10 +717,10 @@ class _Regions:
         return _Models(root, tuple(known.items()))
 
     def _root(self, call: int, roots: list[int]) -> int:
-        """Return which of several layers a graph runs for.
+        """Determine which of several similar layers a graph belongs to.
 
-        Similar layers share code, so they are distinguished by their order. The result is `NONE` if the code does not
-        run once for each layer.
+        Similar layers share compiled code, so their order is used to tell them apart. The result is `NONE` if the code
+        does not run exactly once for each layer.
         """
         if len(roots) == 1:
             return roots[0]
@@ -730,7 +735,7 @@ class _Regions:
         return resumed[1] if resumed is not None else name or "compiled function"
 
     def _frame(self, call: int) -> tuple[int, str]:
-        """Return the span or step around a call, and torch's number for the code that it was compiled from."""
+        """Return the span or step around a call, and torch's number for the code object that was compiled."""
         host = self._host
         region = host.above(call, host.is_region)
         code = host.key[call] if region == NONE else host.name[region].removeprefix(REGION).partition("/")[0]
@@ -751,7 +756,8 @@ class _Regions:
     ) -> None:
         """Divide a region into the time of kernels with layers, and the overhead between them."""
         host = self._host
-        # Pieces nest in the events of the trace: they end where one starts or ends that contains a kernel.
+        # Pieces must nest within the trace's events, so a piece ends wherever an event that contains a kernel starts or
+        # ends.
         containing = {place for event, _ in [(call, None), *executed] for place in host.all_above(event)} | {call}
         borders = np.unique([bounds for place in containing for bounds in (host.start[place], host.end[place])])
 
@@ -790,7 +796,7 @@ class _Regions:
         if end <= start:
             return
         for layer in chain:
-            # A layer that ran nothing in forward leaves its backward time to a layer around it.
+            # If a layer ran nothing in forward, its backward time goes to a layer around it.
             owner = self._layers.nearest(layer, run.numbers) if backward else layer
             if owner == NONE:
                 continue
@@ -817,7 +823,7 @@ class _Regions:
     def _events(self) -> pd.DataFrame:
         """Return the pieces, followed by the other events.
 
-        This order matters because, of two equal intervals, the first is around the second.
+        This order matters: if two intervals are equal, the first is considered to be around the second.
         """
         events, pieces = self._recording.events.copy(deep=False), self.pieces
         backward = np.array([piece.backward for piece in pieces])
@@ -849,7 +855,7 @@ def _record(
 ) -> CompiledRecord:
     """Return the tables of kernels and their executions.
 
-    An execution consists of the kernel's number, whether it was in backward, its start and its duration.
+    Each execution consists of the kernel's number, a flag for the backward pass, the start and the duration.
     """
     backward = {number: backward for number, backward, *_ in executed}
     facts = [

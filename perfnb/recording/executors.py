@@ -7,33 +7,34 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-#: The most calls that are waiting or whose answers have not been taken, because their results must be kept somewhere.
+#: The maximum number of calls that are queued or whose answers have not been retrieved. The results of these calls take
+#: up memory.
 _MOST_WAITING = 256
 
 
 def is_executor(given: object) -> bool:
-    """Return whether an object can run functions."""
+    """Check whether an object can run functions."""
     return any(callable(getattr(given, name, None)) for name in ("submit", "map")) and not isinstance(given, type)
 
 
 def answers(
     executor: Any, function: Callable[..., Any], questions: Sequence[tuple[Any, ...]]
 ) -> Generator[tuple[int, Any], None, None]:
-    """Call a function elsewhere with each set of arguments, and yield the answers as they arrive.
+    """Call a function through an executor, once per set of arguments, and yield the answers as they arrive.
 
     Parameters
     ----------
     executor : object
-        An object with ``submit``, which returns a future, or otherwise with ``map``.
+        An object with a ``submit`` method that returns a future, or otherwise with a ``map`` method.
     function : callable
-        A module-level function, so that any process can import it.
+        The function to call. It must be at module level, because other processes import it.
     questions : sequence of tuple
         The arguments of each call.
 
     Yields
     ------
     int, object
-        The index of the question, and its answer or the exception that was raised.
+        The index of the call, and its answer or the exception that it raised.
     """
     if not callable(getattr(executor, "submit", None)):
         yield from enumerate(executor.map(partial(_called, function), questions))

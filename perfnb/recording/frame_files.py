@@ -1,8 +1,8 @@
 """Store tables as Parquet files, which any tool can open.
 
-They are read strictly as declared, because anyone may have altered a file. A column's declaration determines its type,
-and the file's own notes about pandas are ignored. When a long table is loaded, the file's own statistics are enough to
-check it. They may be false, so every column is checked again when it is decoded.
+Anyone may have altered a file, so files are read strictly as declared. A column's declaration determines its type, and
+the pandas metadata in the file is ignored. When a long table is loaded, it is only checked against the statistics in
+the file. These statistics may be false, so every column is checked again when it is decoded.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from perfnb.files import read_regular
 from perfnb.recording.schema import missing
 from perfnb.recording.text import TEXT
 
-#: Bytes of a file below which starting threads to decode it costs more than it saves.
+#: The file size in bytes below which decoding in several threads costs more time than it saves.
 _THREADS_PAY = 4 * 2**20
-#: Largest file, in bytes.
+#: The maximum size of a file in bytes.
 _LARGEST = 4 * 2**30
-#: A frame may have at most this many rows and, beyond the second number, one per byte of its file (events take about 10
-#: bytes each). Beyond a free size, a file may unpack to at most this many times its own size.
+#: The first number is the maximum number of rows in a frame. Beyond the second number, a frame may have one row per
+#: byte of its file (an event takes about 10 bytes). A file may always unpack to the fourth number of bytes, and beyond
+#: that to at most the third number times its own size.
 _MOST_ROWS, _ROWS_OF_ANY = 50_000_000, 1_000_000
 _MOST_RATIO, _SIZE_OF_ANY = 200, 64 * 2**20
-#: The most bytes of a text column, because a file can store once what many rows repeat in memory.
+#: The maximum size of a text column in bytes. A file can store a string once that many rows repeat in memory.
 _MOST_TEXT = 2**30
-#: The errors of pyarrow and pandas for an altered file.
+#: The exceptions that pyarrow and pandas raise for an altered file.
 _FAULTS = (
     *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, NotImplementedError),
     *(RecursionError, MemoryError, pa.ArrowException),
 )
-#: Types of a Parquet file's columns by the type in the frame; all others are text.
+#: The column types in a Parquet file, by the type in the frame. All other columns are text.
 _NUMBERS: Mapping[Any, Any] = {
     **{"int64": pa.types.is_int64, "Int64": pa.types.is_int64},
     **{"float64": pa.types.is_float64, "Float64": pa.types.is_float64, "bool": pa.types.is_boolean},
@@ -54,17 +55,17 @@ class SavedColumn:
     Attributes
     ----------
     dtype : dtype
-        Its type in the table: ``int64``, ``Int64``, ``float64``, ``Float64``, ``bool``, ``category`` (of text) or
-        `TEXT`.
+        The column's type in the table: ``int64``, ``Int64``, ``float64``, ``Float64``, ``bool``, ``category`` (of text)
+        or `TEXT`.
     missing : bool
         Whether values may be missing.
     low, high : float or None
         The smallest and the largest allowed value.
     needed : bool
-        Whether a file without the column counts as damaged.
+        Whether a file without the column is considered damaged.
     index : bool
-        Whether it is the table's index. A numeric index contains no number twice, and counts from 0 if it is missing
-        from the file.
+        Whether the column is the table's index. A numeric index must not contain duplicates. If it is missing from the
+        file, rows are numbered from 0.
     """
 
     dtype: Any
@@ -79,8 +80,8 @@ Columns = Mapping[str, SavedColumn]
 
 
 def write_frame(frame: pd.DataFrame, path: Path) -> None:
-    """Write a table. File system errors are not caught."""
-    # Times and numbers rarely repeat: their differences take less space and time than a dictionary.
+    """Write a table to a file. Errors from the file system are not caught."""
+    # Times and numbers rarely repeat, so delta encoding takes less space and time than a dictionary.
     numbers = [name for name in frame if pd.api.types.is_integer_dtype(frame[name].dtype)]
     frame.to_parquet(
         path,
@@ -92,7 +93,7 @@ def write_frame(frame: pd.DataFrame, path: Path) -> None:
 
 
 class FrameFile:
-    """The file of a table, kept in its stored form and decoded on request.
+    """A table's file, which is held in memory in its stored form and decoded on request.
 
     Raises
     ------
@@ -144,13 +145,13 @@ class FrameFile:
                 if column.index:
                     frame = frame if name in frame else frame.assign(**{name: np.arange(len(frame))})
                     if column.dtype == "int64" and frame[name].duplicated().any():
-                        raise ValueError(f"its column {name!r} holds a number twice")
+                        raise ValueError(f"its column {name!r} contains a number twice")
                     frame = frame.set_index(name)
             return frame
 
     @contextmanager
     def _damage_reported(self) -> Iterator[None]:
-        """Convert any error that pyarrow or pandas raises for a file into a sentence."""
+        """Convert any exception that pyarrow or pandas raises for a file into a readable `RecordingError`."""
         try:
             yield
         except _FAULTS as error:
@@ -166,9 +167,9 @@ class FrameFile:
                 continue
             if len(schema.get_all_field_indices(name)) > 1:
                 raise ValueError(f"it has the column {name!r} twice")
-            kind = schema.field(name).type  # the type of a frame without rows is not informative
+            kind = schema.field(name).type  # an empty column may have any type in the file
             if file.metadata.num_rows and not _NUMBERS.get(column.dtype, _is_text)(kind):
-                raise ValueError(f"its column {name!r} is of another type ({kind})")
+                raise ValueError(f"its column {name!r} has an unexpected type ({kind})")
             names.append(name)
         return names
 
@@ -177,7 +178,7 @@ class FrameFile:
         file = self._opened()
         names = self._names(file)
         texts = [name for name in names if self._columns[name].dtype not in _NUMBERS]
-        # The file stores repeated text once; keep it so until the total size is known.
+        # The file stores repeated text once. Keep it that way until the total size is known.
         threads = len(self._data) >= _THREADS_PAY
         table = self._opened(texts).read(columns=names, use_threads=threads).select(names)
         for name in texts:
@@ -185,20 +186,20 @@ class FrameFile:
                 parts = [part for part in table[name].chunks if pa.types.is_dictionary(part.type)]
                 lengths = [pc.sum(pc.binary_length(part.dictionary).take(part.indices)).as_py() for part in parts]
                 if (size := sum(filter(None, lengths))) > _MOST_TEXT:
-                    raise ValueError(f"its column {name!r} holds {size:,} bytes of text in {len(self._data):,} bytes")
+                    raise ValueError(f"its column {name!r} has {size:,} bytes of text in {len(self._data):,} bytes")
         return table
 
     def _opened(self, as_codes: Collection[str] = ()) -> pq.ParquetFile:
-        """Open the file, unless its rows and columns need more memory than a file of this size may request."""
+        """Open the file, unless its rows and columns need more memory than is allowed for a file of its size."""
         size = len(self._data)
         file = pq.ParquetFile(pa.BufferReader(self._data), read_dictionary=list(as_codes))
         lists = [leaf.path for leaf in map(file.schema.column, range(len(file.schema))) if leaf.max_repetition_level]
-        if lists:  # the number of rows does not bound their values
-            raise ValueError(f"its column {lists[0].partition('.')[0]!r} holds lists")
+        if lists:  # a list column may have any number of values per row
+            raise ValueError(f"its column {lists[0].partition('.')[0]!r} contains lists")
         groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
         rows = max(file.metadata.num_rows, sum(group.num_rows for group in groups))
         if rows > min(_MOST_ROWS, _ROWS_OF_ANY + size):
-            raise ValueError(f"it claims to hold {rows:,} rows in {size:,} bytes")
+            raise ValueError(f"it claims to contain {rows:,} rows in {size:,} bytes")
         unpacked = sum(group.total_byte_size for group in groups)
         if unpacked > _SIZE_OF_ANY + _MOST_RATIO * size:
             raise ValueError(f"it claims to unpack from {size:,} bytes to {unpacked:,}")
@@ -206,18 +207,18 @@ class FrameFile:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Return whether a column in a file contains text, or has no type because it has no values."""
+    """Check whether a column in a file contains text, or is untyped because it has no values."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind))
 
 
 def _check_range(name: str, column: SavedColumn, lacking: int, low: Any, high: Any) -> None:
     if lacking and not column.missing:
-        raise ValueError(f"its column {name!r} lacks values")
+        raise ValueError(f"its column {name!r} has missing values")
     if low is not None and column.low is not None and low < column.low:
-        raise ValueError(f"its column {name!r} holds a value that is out of range ({low})")
+        raise ValueError(f"its column {name!r} contains an out-of-range value ({low})")
     if high is not None and column.high is not None and high > column.high:
-        raise ValueError(f"its column {name!r} holds a value that is out of range ({high})")
+        raise ValueError(f"its column {name!r} contains an out-of-range value ({high})")
 
 
 def _measured(values: pa.ChunkedArray) -> tuple[int, Any, Any]:
@@ -230,9 +231,9 @@ def _measured(values: pa.ChunkedArray) -> tuple[int, Any, Any]:
 
 
 def _statistics(metadata: pq.FileMetaData) -> dict[str, tuple[int, Any, Any]]:
-    """Return the result of `_measured` from the file's statistics, for each column whose parts all have statistics.
+    """Return the same figures as `_measured` from the file's statistics, for columns that have complete statistics.
 
-    A file does not record which floating-point values are NaN.
+    Floating-point columns are left out, because the statistics do not count NaN values.
     """
     parts: defaultdict[str, list[Any]] = defaultdict(list)
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
@@ -252,7 +253,7 @@ def _decoded(values: pa.ChunkedArray, dtype: Any) -> Any:
     """Return the values of a table's column, converted to the column's type."""
     if not len(values) or (dtype not in _NUMBERS and values.null_count == len(values)):
         return missing(len(values), dtype)
-    if dtype == "Float64":  # values that are not finite are missing
+    if dtype == "Float64":  # NaN and infinite values count as missing
         values = pc.if_else(pc.is_finite(values), values, pa.scalar(None, values.type))
     if dtype in ("Int64", "Float64"):
         nullable: Any = pd.api.types.pandas_dtype(dtype)

@@ -1,9 +1,9 @@
-"""Convert the columns of a trace from any program into the tables of a recording, with the layers that it implies.
+"""Convert a trace from any program into the tables of a recording, with the layers that the trace implies.
 
 With ``with_stack=True``, torch records a module call as ``nn.Module: Linear_3``, which means the fourth `Linear` that
 the program called. Lightning's profiler marks calls with the module's own name, as
-``[pl][module]torch.nn.modules.linear.Linear: encoder.head``. perfnb's own spans only contain numbers, and perfnb writes
-their layers next to the events.
+``[pl][module]torch.nn.modules.linear.Linear: encoder.head``. perfnb's own spans contain only numbers, so perfnb stores
+their layers separately, next to the list of events.
 """
 
 from __future__ import annotations
@@ -40,17 +40,18 @@ from perfnb.trace_names import (
     number_behind,
 )
 
-#: The category of an event that is not in the trace: the step that represents all of it.
+#: The category of an added event: a step that represents the whole trace.
 WHOLE_TRACE = "whole trace"
-#: Clocks of traces that are behind 2015 count from something else, such as the start of the machine.
+#: A clock that shows a time before 2015 does not count from 1970, but for example from the time when the machine was
+#: booted.
 _EARLIEST_S = 1.42e9
-#: Names are kept for this many threads.
+#: The maximum number of threads whose names are stored.
 _MOST_NAMES = 1000
 
 _CALL = re.compile(r"nn\.Module: (?P<name>.*)", re.DOTALL)
 _LIGHTNING = re.compile(r"\[pl\]\[module\](?:[\w<>]+\.)*(?P<kind>[\w<>]+): (?P<name>.+)")
 _NUMBER = re.compile(r"_[0-9]+$")
-#: The key next to the events where perfnb writes layers.
+#: The key, next to the list of events, under which perfnb writes layers.
 KEY = "perfnb"
 
 
@@ -62,7 +63,7 @@ def event_frame(trace: TraceColumns, rows: Ints, spans: Sequence[str]) -> pd.Dat
     trace : TraceColumns
     rows : ndarray
     spans : sequence of str
-        The categories of perfnb's layer spans. The numbers are removed from their names and stored in ``span``.
+        The categories of perfnb's layer spans. The numbers in their names are moved to ``span``.
     """
     numbers = np.array([number_behind(LAYER_SPAN, name) for name in trace.names], dtype=np.int64)
     names = [LAYER_SPAN if number != MISSING else name for number, name in zip(numbers, trace.names, strict=True)]
@@ -84,7 +85,7 @@ def event_frame(trace: TraceColumns, rows: Ints, spans: Sequence[str]) -> pd.Dat
 
 
 def _of_rows(values: Ints, rows: Ints) -> Ints:
-    """Return some of a column's values. If all values are requested in order, the result is not a copy.
+    """Return some of a column's values, without copying them if all values are requested in order.
 
     A column with a single value for all rows needs no memory.
     """
@@ -100,15 +101,15 @@ def categorical(labels: Sequence[str], codes: Ints) -> pd.Categorical:
     """
     used = np.flatnonzero(np.bincount(codes[codes != MISSING], minlength=len(labels))) if len(codes) else codes
     unique, merged = np.unique(np.array([labels[code] for code in used], dtype=object), return_inverse=True)
-    place = np.full(len(labels) + 1, MISSING, dtype=np.int32)  # the last is for missing values
+    place = np.full(len(labels) + 1, MISSING, dtype=np.int32)  # the last code represents missing values
     place[used] = merged
     return pd.Categorical.from_codes(place[codes], categories=pd.Index(unique, dtype=TEXT))
 
 
 def with_places(trace: TraceColumns) -> TraceColumns:
-    """Set the device and stream of device ranges without a device, using the work with the same pid and tid.
+    """Fill in the device and stream of device ranges that lack them, based on work with the same pid and tid.
 
-    torch writes such ranges next to their work without naming their stream.
+    torch writes such ranges next to the work that they contain, but does not name their stream.
     """
     lost = np.flatnonzero(is_in(trace, DEVICE_RANGES) & (trace.device == MISSING) & (trace.stream == MISSING))
     known = np.flatnonzero(is_in(trace, DEVICE_WORK) & (trace.device != MISSING) & (trace.stream != MISSING))
@@ -203,9 +204,9 @@ def _steps_frame(trace: TraceColumns, steps: TraceSteps) -> pd.DataFrame:
 
 
 def _waits_for_data(trace: TraceColumns, steps: TraceSteps) -> np.ndarray:
-    """Return how many milliseconds each step waited for a torch data loader on its own thread.
+    """Return the time in milliseconds that each step spent waiting for a torch data loader on its own thread.
 
-    The mark of a step may cut a wait.
+    A wait that extends beyond a step is counted in part.
     """
     is_wait = np.array([name.startswith(LOADER) for name in trace.names], dtype=bool)
     if not is_wait.any():
@@ -216,7 +217,7 @@ def _waits_for_data(trace: TraceColumns, steps: TraceSteps) -> np.ndarray:
     if len(rows) == 0:
         return np.zeros(len(steps.starts))
     reached = np.maximum.accumulate(trace.start_ns[rows] + trace.duration_ns[rows])
-    outside = np.append(True, trace.start_ns[rows][1:] >= reached[:-1])  # a wait may be inside another
+    outside = np.append(True, trace.start_ns[rows][1:] >= reached[:-1])  # waits may be nested
     starts, durations = trace.start_ns[rows][outside], trace.duration_ns[rows][outside]
     before = np.concatenate([[0], np.cumsum(durations)])
 
@@ -268,8 +269,8 @@ def _date(trace: TraceColumns) -> dict[str, str]:
 def _gpus(trace: TraceColumns) -> list[str]:
     """Return the names of the devices that ran any work, if the trace contains them.
 
-    Device numbers in the trace do not always match those in its list of devices. If all devices in the list have the
-    same name, that name is certain.
+    The device numbers of events do not always match those in the trace's list of devices. A name is therefore only
+    certain if all devices in the list have the same name.
     """
     used = np.unique(trace.device[is_in(trace, DEVICE_EVENTS)]) if len(trace) else np.array([], dtype=np.int64)
     by_number: dict[Any, Any] = {device.get("id"): device.get("name") for device in trace.devices if _plain(device)}
@@ -293,9 +294,9 @@ def rows_of_trace(events: pd.DataFrame) -> Ints:
 def with_module_layers(recording: Recording) -> Recording:
     """Add the layers that a trace's module calls imply. If there are none, return the recording unchanged.
 
-    A module is one layer, regardless of how often it is called, and is inside the layer that called it first. Its name
-    is the path to it, such as ``ResNet_0.Sequential_1.BasicBlock_2``, or the model's own name from Lightning. A
-    top-level module whose class name ends in ``Loss`` is the loss.
+    Each module becomes one layer, regardless of how often it is called, and its parent is the layer that called it
+    first. The layer's name is the path to it, such as ``ResNet_0.Sequential_1.BasicBlock_2``, or the name in the model
+    if Lightning recorded it. A top-level module whose class name ends in ``Loss`` is the loss.
     """
     if len(recording.modules):
         return recording  # perfnb wrote the trace, with its layers
@@ -308,7 +309,7 @@ def with_module_layers(recording: Recording) -> Recording:
 
 
 def _of_calls(recording: Recording, rows: Ints, pattern: re.Pattern[str]) -> Recording:
-    """Add the layers whose calls are these rows. Names from Lightning are already the full path of a layer."""
+    """Add the layers whose calls are in these rows. A name from Lightning is already the layer's full path."""
     calls, whole = recording.events.iloc[rows], pattern is _LIGHTNING
     start = calls["start_ns"].to_numpy()
     thread = np.asarray(calls.groupby(["process", "thread"]).ngroup(), dtype=np.int64)
@@ -325,7 +326,7 @@ def _of_calls(recording: Recording, rows: Ints, pattern: re.Pattern[str]) -> Rec
     kinds = [match["kind"] if whole else _NUMBER.sub("", match["name"]) for match in matches]
     loss = np.array([kind.endswith("Loss") for kind in kinds])[module] & (forest.parent == NONE)
     for level in forest.by_depth()[1:]:
-        loss[level] |= loss[forest.parent[level]]  # everything inside a loss is part of it
+        loss[level] |= loss[forest.parent[level]]  # everything inside a loss belongs to the loss
     kept = np.unique(module[~loss])
     place = np.full(len(labels) + 1, NONE, dtype=np.int64)
     place[kept] = np.arange(len(kept))
@@ -334,7 +335,7 @@ def _of_calls(recording: Recording, rows: Ints, pattern: re.Pattern[str]) -> Rec
     letters: list[int] = []
     for text, outer in zip(labels, parents, strict=True):
         letters.append(len(text) if outer == NONE or whole else letters[outer] + 1 + len(text))
-    refuse_odd_layers(depth, sum(letters), recording.meta["trace"]["file"])  # each name repeats those around it
+    refuse_odd_layers(depth, sum(letters), recording.meta["trace"]["file"])  # each name contains those around it
     columns = {"name": _names(labels, parents, whole), "module": kinds, "parent": parents, "depth": depth}
     unknown = {"parameters": [None] * len(kept), "parameter_bytes": [None] * len(kept), "compiled": [False] * len(kept)}
     modules = raw_frame("modules", columns | unknown)
@@ -346,7 +347,7 @@ def _of_calls(recording: Recording, rows: Ints, pattern: re.Pattern[str]) -> Rec
 
 
 def _depths(parents: Sequence[int]) -> list[int]:
-    """Return each layer's depth, given the row of the layer around it. Parents come first."""
+    """Return each layer's depth, given the row of each layer's parent. Parents must come first."""
     depth: list[int] = []
     for row, above in enumerate(parents):
         if not MISSING <= above < row:
@@ -356,7 +357,7 @@ def _depths(parents: Sequence[int]) -> list[int]:
 
 
 def _names(label: list[str], parent: list[int], whole: bool) -> list[str]:
-    """Return the path to each layer. If there are layers from several processes, a number distinguishes them."""
+    """Return the path to each layer. Layers from several processes are distinguished by a number."""
     names: list[str] = []
     taken: dict[str, int] = {}
     for text, above in zip(label, parent, strict=True):
@@ -412,7 +413,7 @@ def layers_read(written: Any) -> tuple[pd.DataFrame, pd.DataFrame] | None:
         if len(set(map(len, its.values()))) > 1 or len(set(calls.span)) < len(calls.span):
             return None
         modules = raw_frame("modules", its | {"depth": _depths(its["parent"])})
-        derived = [False] * len(calls.span) if calls.derived is None else calls.derived  # not in earlier versions
+        derived = [False] * len(calls.span) if calls.derived is None else calls.derived  # missing in earlier versions
         spans = raw_frame("spans", msgspec.structs.asdict(calls) | {"derived": derived})
     except (msgspec.MsgspecError, ValueError, OverflowError):
         return None

@@ -1,4 +1,4 @@
-"""A job's folder: each rank saves its own profile in it, and a small file identifies the folder."""
+"""A job's folder. Each rank saves its own profile there, and a small file identifies the folder as a job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class SavedRanks(TypedDict):
     """The contents of saved ranks, apart from their profiles."""
 
     ranks: Annotated[list[Rank], Meta(min_length=1)]
-    #: Whether each rank saves its own, so that some may be missing: not saved yet, or elsewhere.
+    #: Whether each rank saves its own profile. Some may then be missing, because they were not saved yet or are stored
+    #: elsewhere.
     apart: NotRequired[bool]
 
 
@@ -26,9 +27,9 @@ RANKS = SavedKind("ranks", SavedRanks, parts=PROFILE)
 
 
 def place_of_rank(path: str | Path, meta: Mapping[str, Any]) -> Path:
-    """Return where a process saves a profile for `path`.
+    """Return the path under which a process saves a profile that is requested for `path`.
 
-    If its job has several ranks, this is a folder inside `path`.
+    If the process belongs to a job with several ranks, this is a folder inside `path`.
 
     Parameters
     ----------
@@ -41,9 +42,9 @@ def place_of_rank(path: str | Path, meta: Mapping[str, Any]) -> Path:
 
 
 def tell_of_ranks(path: str | Path, meta: Mapping[str, Any]) -> None:
-    """Write the file by which `perfnb.load` recognises a job's folder, if the job has several ranks.
+    """Write the file that identifies a job's folder to `perfnb.load`, if the job has several ranks.
 
-    Every rank writes the same file, so the order does not matter, and the file exists on each machine.
+    Every rank writes the same file. The order therefore does not matter, and the file exists on each machine.
 
     Raises
     ------

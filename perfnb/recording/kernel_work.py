@@ -1,8 +1,9 @@
 """Find the operations that each kernel in a compiled graph computes, and the bytes that they move.
 
 The bytes are those read from and written to memory. Inductor attributes more operations to a kernel than the kernel
-computes: it also includes operations whose results an earlier kernel has stored, and library operators whose inputs the
-kernel arranges. The operations that a kernel computes are therefore derived from the graph:
+actually computes. In particular, it includes operations whose results an earlier kernel has already stored, and library
+operators whose inputs the kernel only prepares. The operations that a kernel computes are therefore derived from
+the graph, according to these rules:
 
 - A library kernel computes the operator that it is named after, and no other kernel computes this operator.
 - For any other operation, the first kernel that is named with it stores its result if the result is needed by the
@@ -26,17 +27,17 @@ class Operation(NamedTuple):
     name: str
     #: The name as in a trace, such as ``aten::gelu``; empty for an input.
     op: str
-    #: The modules that called it, from the outside in: their paths from the compiled code, and their classes.
+    #: The modules that called it, from the outside in: their paths in the compiled code, and their classes.
     modules: tuple[tuple[str, str], ...]
     inputs: tuple[str, ...]
-    #: Of its result.
+    #: Size of the result.
     bytes: int
     flops: int
-    #: The user's line: file, number and text; empty if unknown.
+    #: The line of user code: file, number and text. Empty if unknown.
     source: tuple[str, int, str] | tuple[()]
-    #: Whether its result is memory of its first input, so that it computes nothing.
+    #: Whether the result is a view of the first input, which means that the operation computes nothing.
     view: bool = False
-    #: Whether the graph returns its result.
+    #: Whether the graph returns the result.
     returned: bool = False
 
 
@@ -45,31 +46,31 @@ class Kernel(NamedTuple):
 
     #: The name as in the generated code: ``cpp_fused_gelu_1``, ``extern_kernels.addmm``.
     name: str
-    #: Whether it is an operator of a library, not generated code.
+    #: Whether it is a library operator, as opposed to generated code.
     extern: bool
-    #: Keys of the operations that Inductor names with it.
+    #: Keys of the operations that Inductor attributes to it.
     operations: tuple[str, ...]
 
 
 class Work(NamedTuple):
-    """The work of a kernel."""
+    """The work that a kernel does."""
 
-    #: The operations that it computes, by key, with the bytes that each reads from or writes to memory. Values that
-    #: they pass to one another stay inside.
+    #: The operations that it computes, by key, with the bytes that each reads from or writes to memory. Values passed
+    #: between operations inside the kernel are not counted.
     moved: Mapping[str, int]
-    #: Whether a result is only for code outside the graph.
+    #: Whether a result is only used by code outside the graph.
     leaves: bool
 
 
-#: Operations that read as many elements of their first input as they return.
+#: Operations that read only as many elements of their first input as they return.
 _PICKING = frozenset(f"aten::{name}" for name in ("embedding", "index", "index_select", "gather", "_unsafe_index"))
 
 
 def work_of(kernels: Sequence[Kernel], operations: Mapping[str, Operation]) -> list[Work]:
-    """Return the work of each kernel in a graph. `operations` are in the order of the graph.
+    """Return the work of each kernel in a graph. `operations` must be in the graph's order.
 
-    If a kernel's work is unknown, for example because the kernel arranges memory, all operations are attributed to it,
-    and it moves no bytes.
+    If a kernel's work is unknown, for example because the kernel only rearranges memory, all of its operations are
+    attributed to it, and its bytes are 0.
     """
     memory, nothing = _Memory(operations), set[str]()
     operators = [_operator_of(kernel, operations) if kernel.extern else nothing for kernel in kernels]
@@ -95,7 +96,7 @@ def work_of(kernels: Sequence[Kernel], operations: Mapping[str, Operation]) -> l
 def _operator_of(kernel: Kernel, operations: Mapping[str, Operation]) -> set[str]:
     """Return the operation that a library kernel computes, if it is known.
 
-    It is the operation with the kernel's name, or otherwise the first operation.
+    This is the operation with the kernel's name, or the first operation if there is none.
     """
     names = [name for name in kernel.operations if name in operations and not operations[name].view]
     words = kernel.name.split(".")
@@ -109,29 +110,29 @@ class _Memory:
     def __init__(self, operations: Mapping[str, Operation]) -> None:
         self._operations = operations
         self._base: dict[str, str] = {}
-        #: Bytes of the memory that a view shows.
+        #: The number of bytes in the memory that a view refers to.
         self._shown: dict[str, int] = {}
         for key, operation in operations.items():
             held = operation.inputs[0] if operation.view and operation.inputs else key
             self._base[key] = self._base.get(held, held)
             self._shown[key] = min(operation.bytes, self._shown.get(held, operation.bytes))
         self._returned = {self._base[key] for key, operation in operations.items() if operation.returned}
-        #: Keys of the operations that use each result, also through views.
+        #: Keys of the operations that use each result, either directly or through views.
         self.users: dict[str, set[str]] = {key: set() for key in operations}
         for key, operation in operations.items():
             for name in () if operation.view else operation.inputs:
                 self.users.setdefault(self._base.get(name, name), set()).add(key)
 
     def is_stored(self, key: str, at: Sequence[int], named: Mapping[str, Sequence[int]]) -> bool:
-        """Return whether an operation's result is needed by an operation that none of the kernels computes.
+        """Check whether an operation's result is needed by an operation that none of the given kernels computes.
 
-        The kernels are given by their indices.
+        The kernels are passed as indices.
         """
         users = self.users[key]
         return not users or key in self._returned or any(not set(named.get(user, (NONE,))) <= set(at) for user in users)
 
     def leading_to(self, results: Iterable[str], inside: set[str]) -> set[str]:
-        """Return the operations, among those given, that results depend on, together with these results."""
+        """Return the given operations that results depend on, including the operations that produce the results."""
         found, waiting = set(results), list(results)
         while waiting:
             inputs = {self._base.get(name, name) for name in self._operations[waiting.pop()].inputs}
@@ -141,7 +142,7 @@ class _Memory:
         return found
 
     def moved(self, computed: Sequence[str], results: set[str]) -> dict[str, int]:
-        """Return the bytes that each of a kernel's operations reads or writes."""
+        """Return the number of bytes that each of a kernel's operations reads or writes."""
         inside, moved, left = set(computed), dict[str, int](), dict[str, int]()
         for key in computed:
             operation = self._operations[key]
@@ -154,7 +155,7 @@ class _Memory:
                 if place == 0 and operation.op in _PICKING:
                     reads = min(reads, operation.bytes)
                 left.setdefault(base, self._operations[base].bytes)
-                reads = min(reads, left[base])  # views may show the same memory
+                reads = min(reads, left[base])  # views may refer to the same memory
                 left[base] -= reads
                 moved[key] += reads
         return moved

@@ -1,4 +1,4 @@
-"""Convert the table of layers into a tree of modules, nested by their names, and the rows that are not modules."""
+"""Separate the table of layers into modules, which form a tree based on their names, and rows that are not modules."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ def split_layers(layers: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def nested(modules: pd.DataFrame) -> tuple[list[str], list[int]]:
-    """Nest layers by their dotted names, or by depth if the names do not show the nesting.
+    """Nest layers based on their dotted names, or on their depths if the names do not show the nesting.
 
     Returns
     -------
     tuple of (list of str, list of int)
-        Each layer's name relative to its parent, and the parent's position, which is -1 for roots. Parents come first.
+        Each layer's name relative to its parent, and the parent's index, which is -1 for roots. Parents come before
+        their children.
     """
     names = [str(name) for name in modules.index]
     depths = [fmt.known(depth) or 0.0 for depth in modules["depth"]]
@@ -44,7 +45,7 @@ def nested(modules: pd.DataFrame) -> tuple[list[str], list[int]]:
 
 def _named_parent(name: str, seen: dict[str, int]) -> int | None:
     end = len(name)
-    for _ in range(100):  # no module nests deeper, but a hostile name may have thousands of dots
+    for _ in range(100):  # real modules are never nested more deeply, but a malicious name may have thousands of dots
         end = name.rfind(".", 0, end)
         if end <= 0:
             return None

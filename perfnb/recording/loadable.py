@@ -15,9 +15,10 @@ class Loadable:
     Attributes
     ----------
     recognise : callable
-        Returns whether a path is of this kind, according to its content.
+        Function that checks whether a path is of this kind, based on its content.
     load : callable
-        Makes the public object from the path, the `Limits`, and the executor for several files if the user passed one.
+        Function that returns the public object, given the path, the `Limits`, and the executor for reading several
+        files if the user passed one.
     has_steps : bool
         Whether `load` also accepts the name of the range that marks the steps, or ``None``.
     """

@@ -1,4 +1,4 @@
-"""Find which intervals lie inside which: parents and innermost enclosing markers, without looping over events."""
+"""Find the parents and the innermost enclosing markers of nested intervals, without looping over events."""
 
 from __future__ import annotations
 
@@ -12,38 +12,39 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-#: The parent of an interval that is inside no other.
+#: The parent of an interval that is not inside any other interval.
 NONE = -1
-#: How often ends are cut before intervals that still overlap are left alone.
+#: The maximum number of passes that cut ends. Intervals that still overlap after that are left unchanged.
 _CUTS = 8
 
 
 class Forest(NamedTuple):
-    """Intervals as trees: the position of each interval's parent (`NONE` for a root), and its number of ancestors."""
+    """Intervals arranged as trees, with each interval's parent (`NONE` for a root) and number of ancestors."""
 
     parent: Ints
     depth: Ints
 
     def by_depth(self) -> list[Ints]:
-        """Return the positions level by level, roots first."""
-        # Small numbers are sorted several times as fast.
+        """Return the indices of the intervals level by level, starting with the roots."""
+        # Sorting small integer types is several times as fast.
         depth = self.depth.astype(np.min_scalar_type(self.depth.max(initial=0)))
         order = np.argsort(depth, kind="stable")
         return np.split(order, np.flatnonzero(np.diff(depth[order])) + 1) if len(order) else []
 
 
 def nest(thread: Ints, start: Ints, end: Ints) -> Forest:
-    """Find the smallest interval around each interval of the same thread.
+    """Find the smallest enclosing interval of each interval on the same thread.
 
-    A thread's intervals are nested like a call stack. Of two equal intervals, the first in the arrays is the outer one.
-    If an interval starts where another ends, they are next to each other.
+    A thread's intervals must be nested like a call stack. If two intervals are equal, the one that comes first in the
+    arrays is the outer one. An interval that starts where another one ends is not inside it.
     """
     forest = Forest(np.full(len(start), NONE, dtype=np.int64), np.zeros(len(start), dtype=np.int64))
-    # An empty interval lasts a nanosecond here, so that it is inside the one that starts with it.
+    # Empty intervals are extended to a nanosecond, which places them inside an interval that starts at the same time.
     end = np.maximum(end, start + 1)
     order = np.lexsort((-end, start, thread))
     for members in np.split(order, np.flatnonzero(np.diff(thread[order])) + 1):
-        # Open intervals at a start: those that started earlier, less those that ended by then.
+        # The number of intervals that are open at a start is the number of earlier starts minus the number of earlier
+        # ends.
         ended = np.searchsorted(np.sort(end[members]), start[members], side="right")
         forest.depth[members] = np.arange(len(members)) - ended
         level = Forest(members, forest.depth[members]).by_depth()
@@ -55,8 +56,8 @@ def nest(thread: Ints, start: Ints, end: Ints) -> Forest:
 def nest_cutting(thread: Ints, start: Ints, end: Ints) -> tuple[Forest, Ints]:
     """Nest intervals in the same way as `nest`, even if they end just after their parent.
 
-    Rounded times in a file cause such ends. An end that is too late is cut to the end of the interval where it started.
-    Also return the ends that make the intervals nest.
+    Such ends occur because files contain rounded times. An end that is too late is moved to the end of the interval in
+    which it started. The corrected ends are returned along with the forest.
     """
     forest = nest(thread, start, end)
     for _ in range(_CUTS):
@@ -72,7 +73,7 @@ def nest_cutting(thread: Ints, start: Ints, end: Ints) -> tuple[Forest, Ints]:
 
 
 def forest_of(parent: Ints) -> Forest:
-    """Make a forest from parents."""
+    """Build a forest from the index of each interval's parent."""
     depth = np.zeros(len(parent), dtype=np.int64)
     above = parent
     while (above != NONE).any():
@@ -93,18 +94,19 @@ def innermost(forest: Forest, marked: Bools) -> Ints:
 def innermost_over_time(
     thread: Ints, start: Ints, end: Ints, depth: Ints, own: Ints, above: Ints
 ) -> tuple[Ints, Ints, Ints]:
-    """Return the thread and time of each change of the innermost interval, in this order, and that interval.
+    """Return the thread and time of each change of the innermost interval, and the new innermost interval.
 
     Parameters
     ----------
     thread, start, end, depth : ndarray
         Nested intervals, with their numbers of ancestors. Empty intervals are left out.
     own, above : ndarray
-        The numbers for each interval and for the interval around it, or `NONE` if there is none.
+        The number of each interval, and the number of the interval around it, or `NONE` if there is none.
     """
     real = np.flatnonzero(end > start)
     threads, times = np.tile(thread[real], 2), np.concatenate([start[real], end[real]])
-    # At one moment the last entry counts: ends from the inside out, then starts from the outside in.
+    # If several changes happen at the same time, the last one counts. Ends are sorted from the inside out, followed by
+    # starts from the outside in.
     turn = np.concatenate([depth[real] + 1, -depth[real] - 1])
     order = np.lexsort((turn, times, threads))
     threads, times, now = threads[order], times[order], np.concatenate([own[real], above[real]])[order]
@@ -122,7 +124,7 @@ def outermost(forest: Forest, marked: Bools) -> Ints:
 
 
 def subtree_sums(forest: Forest, values: Floats) -> Floats:
-    """Sum `values` over each node and all of its descendants."""
+    """Sum `values` over each node and its descendants."""
     sums = values.astype(np.float64).copy()
     for level in reversed(forest.by_depth()[1:]):
         np.add.at(sums, forest.parent[level], sums[level])

@@ -1,9 +1,9 @@
-"""Record the findings at the time when something was saved.
+"""Record the findings at the time when a profile, run or report was saved.
 
-They are a few dated facts, which make it possible to list many saved things.
+An outcome consists of a few dated facts, which are used to list many saved profiles, runs and reports at once.
 
-They are in the JSON file of a saved profile, run or report under ``outcome``. They are never computed again, because
-they record perfnb's findings at that time. Any JSON reader can list them.
+It is stored under ``outcome`` in the JSON file, where any JSON reader can find it. It is never recomputed, because it
+records the findings that perfnb reported at that time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from perfnb.analysis_version import analysis_version
 from perfnb.quantities import known, known_bounds
 from perfnb.recording.saved_facts import Amount, Count
 
-#: Figures that are whole numbers.
+#: Figures that must be whole numbers.
 _TYPES: Mapping[str, Any] = {"peak_bytes": int, "batch_size": int}
-#: Facts of the environment that have a field of their own.
+#: Facts about the environment that are stored in separate fields.
 _NAMED = ("host", "torch", "commit")
 
 
@@ -34,19 +34,19 @@ class FindingOutcome(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """The recorded results, in milliseconds and bytes. Unknown facts are ``None``.
+    """The recorded results. Times are in milliseconds, sizes in bytes, and unknown facts are ``None``.
 
     Attributes
     ----------
     at : datetime
-        When it was first saved, or for a report, when it was measured.
+        The time when it was first saved or, for a report, when it was measured.
     name : str
     verdict : str or None
         The main bottleneck of the step or run, or for a report, the decision.
     confidence : str or None
         The confidence of the finding that the verdict is based on. `bound_ms` comes from the same finding.
     bound_ms : float or None
-        The most that following the verdict could save per step.
+        The maximum time per step that following the verdict could save.
     findings : tuple of FindingOutcome
         All findings, largest bound first.
     step_ms, step_ci_ms : float, tuple or None
@@ -60,9 +60,10 @@ class Outcome(Struct, frozen=True, kw_only=True):
     batch_size : int or None
         The number of samples per step.
     host, device, torch, commit : str or None
-        Where it was measured: the machine, the device that the step ran on, the PyTorch version, and the user's commit.
+        The measurement's circumstances: the machine, the device that the step ran on, the PyTorch version, and the
+        user's commit.
     environment : mapping
-        Other facts about where it was measured: threads, precision, versions.
+        Other facts about the environment: threads, precision, and versions.
     analysis : str or None
         The version of the analysis that found the verdict; see `perfnb.analysis_version`.
     """
@@ -99,7 +100,7 @@ def make_outcome(
     ratio_interval: tuple[float, float] | None = None,
     **figures: float | None,
 ) -> Outcome:
-    """Make an outcome. Figures that are not finite become unknown.
+    """Create an outcome. Figures that are not finite are treated as unknown.
 
     Parameters
     ----------
@@ -110,7 +111,7 @@ def make_outcome(
     findings : DataFrame, optional
         With the columns ``bottleneck``, ``confidence`` and ``bound_ms``.
     row : int, optional
-        The row of the finding that the verdict is based on.
+        The row in `findings` that the verdict is based on.
     interval_ms, ratio_interval : pair of float, optional
     **figures : float or None
         ``step_ms``, ``ratio``, ``data_share``, ``peak_bytes`` and ``batch_size``.
@@ -119,7 +120,7 @@ def make_outcome(
     rows: Iterable[Any] = () if findings is None else findings[columns].itertuples(index=False)
     listed = tuple(FindingOutcome(str(name), str(sure), known(bound)) for name, sure, bound in rows)
     chosen = None if row is None else listed[row]
-    # torch's version has a type of its own
+    # torch uses a special type for its version
     texts: dict[str, Any] = {name: str(environment[name]) for name in _NAMED if environment.get(name) is not None}
     return Outcome(
         at=_date(environment.get("at")),

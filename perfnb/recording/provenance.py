@@ -1,11 +1,11 @@
 """Read and write provenance files.
 
-They map the kernels in a compiled graph to operations, for a trace that does not contain this mapping. `written` is
-perfnb's own file about graphs that were compiled for profiling, and includes the modules of their operations. torch
-writes files that name operations and lines, but no modules:
+Such a file maps the kernels in a compiled graph to operations. It is needed if the trace does not contain this mapping.
+`written` returns the text of perfnb's own file, which describes graphs that were compiled for profiling and includes
+the modules of their operations. The files that torch writes name operations and lines, but no modules:
 
-- ``inductor_provenance_tracking_node_mappings.json`` maps kernels to operations (under ``cppCodeToPost``, also those
-  of Triton). torch 2.13 leaves it empty for a backward pass.
+- ``inductor_provenance_tracking_node_mappings.json`` maps kernels to operations (under ``cppCodeToPost``, even for
+Triton kernels). torch 2.13 leaves it empty for a backward pass.
 - ``inductor_provenance_tracking_kernel_stack_traces.json`` maps kernels to Python stacks.
 
 torch's files do not name the graph, so perfnb looks for the graph that runs all of their kernels in the same order.
@@ -32,9 +32,9 @@ from perfnb.recording.recording import Recording
 from perfnb.trace.chrome_json import depth_of
 from perfnb.trace.trace_file import MAX_DEPTH, MOST_TEXT
 
-#: The most bytes of a file. perfnb's own file for a model with a thousand layers has a tenth of that.
+#: The maximum size of a file in bytes. perfnb's own file for a model with a thousand layers is about a tenth as large.
 _MOST_BYTES = 64 * 2**20
-#: Variables at the start of paths in a graph: models that it calls.
+#: Variables at the start of the paths in a graph, which refer to the models that it calls.
 _MOST_VARIABLES = 100
 _NUMBER = re.compile(r"_[0-9]+$")
 
@@ -70,7 +70,7 @@ class _Mappings(Struct):
 
 
 _KEY = "perfnb_provenance"
-#: Operations and stacks of each kernel of a graph without a key.
+#: The operations and stacks of each kernel, for a graph without a key.
 _Kernels = dict[str, tuple[list[str], list[str]]]
 
 
@@ -116,7 +116,7 @@ def graphs_of_files(paths: Sequence[Path], recording: Recording, trace: str) -> 
                 kernels[name] = (before[0] or nodes, before[1] or stacks)
             graphs = with_keys(recording.events, _graph_of(kernels))
         if not graphs:
-            raise TraceError(f"{path} does not belong to {trace}: no graph that it describes runs in the trace.")
+            raise TraceError(f"{path} does not belong to {trace}: none of its graphs run in the trace.")
         found += graphs
     return found
 
@@ -162,8 +162,8 @@ def _described(graph: _Graph) -> Graph:
 def _graph_of(told: Mapping[str, tuple[list[str], list[str]]]) -> Graph:
     """Return a graph without a key.
 
-    It has one operation for each named operation, and one for each line, because torch does not name operations for
-    lines.
+    It has one operation for each operation that the file names, and one for each line of code, because torch does not
+    name the operations of a line.
     """
     operations: dict[str, Operation] = {}
     fused: dict[str, list[str]] = {}

@@ -18,18 +18,18 @@ _COUNT = SavedColumn("Int64", missing=True, low=0, high=_FAR)
 _LABEL, _MAYBE_LABEL = SavedColumn("category"), SavedColumn("category", missing=True)
 _TEXT, _MAYBE_TEXT = SavedColumn(TEXT), SavedColumn(TEXT, missing=True)
 _MS, _AT = SavedColumn("float64", low=0, high=1e15), SavedColumn("float64", low=-1e12, high=1e12)
-#: Columns that earlier versions did not write.
+#: Columns that earlier versions of perfnb did not write.
 _OLD_WHOLE, _OLD_FROM_NONE = replace(_WHOLE, needed=False), replace(_FROM_NONE, needed=False)
 _NUMBER_OF_ROW = SavedColumn("int64", low=0, needed=False, index=True)
 
-#: The whole numbers of an event, -1 for missing values.
+#: The integer columns of an event. Missing values are -1.
 _NUMBERS: Columns = {
     **{"start_ns": _WHOLE, "duration_ns": _LENGTH, "process": _OLD_WHOLE, "thread": _WHOLE, "device": _WHOLE},
     **{"stream": _WHOLE, "correlation": _WHOLE, "external_id": _OLD_WHOLE, "sequence": _WHOLE},
     **{"forward_thread": _WHOLE, "wait_stream": _OLD_WHOLE, "wait_correlation": _OLD_WHOLE, "bytes": _OLD_WHOLE},
     "elements": _OLD_FROM_NONE,
 }
-#: The texts of an event, missing for events without one.
+#: The text columns of an event. They may have missing values.
 _TEXTS: Columns = dict.fromkeys(
     ("shapes", "collective", "group", "dtype", "module"), replace(_MAYBE_LABEL, needed=False)
 )
@@ -44,13 +44,13 @@ EVENTS: Columns = {
 
 
 def frame_of_schema(table: str, needed: Columns | None = None) -> Columns:
-    """Return the columns of a table of the schema, any of which may lack values.
+    """Return the columns of a table in the schema, all of which may have missing values.
 
     Parameters
     ----------
     table : str
     needed : Columns, optional
-        Constraints on some of the columns. The others are then optional.
+        Constraints on some of the columns. If this is passed, the other columns are optional.
     """
     columns = {name: SavedColumn(dtype, missing=True, needed=needed is None) for name, dtype in SCHEMA[table].items()}
     index = {INDEX[table]: SavedColumn(TEXT, missing=True, index=True)} if table in INDEX else {}
@@ -71,7 +71,7 @@ MARKS = frame_of_schema(
         **{"start_s": _AT, "end_s": replace(_AT, missing=True)},
     },
 )
-#: The frames that a recording may have, and the columns they must have.
+#: The frames that a recording may contain, and their required columns.
 RAW_FRAMES: Mapping[str, Columns] = {
     "events": EVENTS,
     "steps": {
@@ -130,7 +130,7 @@ RAW_FRAMES: Mapping[str, Columns] = {
 
 
 def raw_frame(name: str, columns: Mapping[str, Any]) -> pd.DataFrame:
-    """Make one of a recording's tables from the values of its columns, converted to the types in the schema.
+    """Create one of a recording's tables from its columns' values, which are converted to the types in the schema.
 
     Raises
     ------
@@ -141,13 +141,13 @@ def raw_frame(name: str, columns: Mapping[str, Any]) -> pd.DataFrame:
     if columns.keys() != declared.keys():
         raise ValueError(f"frame {name!r} has the columns {', '.join(declared)}, not {', '.join(columns)}")
     kinds = {column: kind.dtype for column, kind in declared.items()}
-    # Without an index: columns of different lengths are an error then.
+    # Without an index, columns of different lengths raise an error.
     frame = pd.DataFrame({column: pd.Series(columns[column], dtype=kind).array for column, kind in kinds.items()})
     index = [column for column, kind in declared.items() if kind.index]
     return frame.set_index(index) if index else frame
 
 
 def frame_of_rows(name: str, rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
-    """Make a table like `raw_frame`, but from rows whose values are in the order of the schema's columns."""
+    """Create a table like `raw_frame`, but from rows whose values are in the order of the schema's columns."""
     columns = zip(*rows, strict=True) if rows else ([] for _ in RAW_FRAMES[name])
     return raw_frame(name, dict(zip(RAW_FRAMES[name], map(list, columns), strict=True)))

@@ -29,10 +29,10 @@ from perfnb.trace.step_ranges import with_steps
 from perfnb.trace.trace_file import FORMATS_ARE, Limits, OnProgress, Reports, looks_like, reader_of, readers
 from perfnb.trace.trace_steps import refuse_odd_layers, refuse_odd_trace
 
-#: The bytes of files from which on separate processes read them.
+#: The total file size in bytes above which files are read in separate processes.
 _PAYS = 16 * 2**20
 _XSPACE = ".xplane.pb"
-#: The rank in the name of a file.
+#: The rank in a file's name.
 RANK = re.compile(r"rank[^0-9A-Za-z]?([0-9]{1,9})(?![0-9])", re.IGNORECASE)
 _FAILED = 3
 
@@ -58,7 +58,7 @@ def read_file(
     steps : str, optional
         The name of the range that marks the steps.
     provenance : sequence of Path
-        Files that map kernels in compiled code to their operations.
+        Files that map the kernels in compiled code to operations.
 
     Raises
     ------
@@ -97,8 +97,8 @@ def read_recordings(
     Parameters
     ----------
     executor : object, optional
-        Reads the files, as described in `perfnb.recording.executors.answers`. By default, separate processes read them
-        if they are large.
+        The executor that reads the files, as described in `perfnb.recording.executors.answers`. By default, large files
+        are read in separate processes.
     progress : callable, optional
         As in `perfnb.trace.trace_file.Reader.read`, but for all files together.
     steps : str, optional
@@ -109,7 +109,7 @@ def read_recordings(
     TraceError
         If a file cannot be read.
     """
-    sizes = [path.stat().st_size if path.exists() else 0 for path in paths]  # reading it will report the fault
+    sizes = [path.stat().st_size if path.exists() else 0 for path in paths]  # reading the file reports the error
     total = sum(sizes)
     report = Reports(progress, total)
     questions = [(str(path), limits, rank_of_name(path.name), steps) for path in paths]
@@ -128,9 +128,9 @@ def read_recordings(
 
 
 def in_rank_order(recordings: Sequence[Recording]) -> list[Recording]:
-    """Number the recordings of one job as in `numbered`, and sort them.
+    """Number the recordings of one job as `numbered` does, and sort them by rank.
 
-    A recording's rank is the number in the trace, or otherwise the number in the file's name (``rank3``).
+    A recording's rank is taken from the trace, or otherwise from the file's name (``rank3``).
     """
     ranks = numbered([read.rank if read.meta["trace"]["rank_known"] else None for read in recordings])
     named = [replace(read, meta={**read.meta, "rank": rank}) for read, rank in zip(recordings, ranks, strict=True)]
@@ -138,9 +138,9 @@ def in_rank_order(recordings: Sequence[Recording]) -> list[Recording]:
 
 
 def numbered(ranks: Sequence[int | None]) -> list[int]:
-    """Number the ranks of one job by their rank, or by their position if the rank is unknown.
+    """Return a number for each rank of a job: its rank, or its position in the list if the rank is unknown.
 
-    If two ranks would have the same number, all ranks are numbered by position.
+    If two ranks would receive the same number, all ranks are numbered by position.
     """
     numbers = [place if rank is None else rank for place, rank in enumerate(ranks)]
     return numbers if len(set(numbers)) == len(numbers) else list(range(len(numbers)))
@@ -150,11 +150,11 @@ def trace_files(folder: Path) -> list[Path]:
     """List the trace files in a folder, ordered by the numbers in their names."""
     endings = tuple(ending for reader in readers() for ending in reader.endings)
     files = [path for path in folder.iterdir() if path.is_file() and path.name.lower().endswith(endings)]
-    # JAX writes the same profile up to three times; the first form is the whole one.
+    # JAX writes the same profile in up to three formats. Only the first one is complete.
     whole = {path.name.removesuffix(_XSPACE) for path in files if path.name.endswith(_XSPACE)}
     copies = {"perfetto_trace.json.gz" if whole else "", *(f"{name}.trace.json.gz" for name in whole)}
     files = [path for path in files if path.name not in copies]
-    # Other programs keep SQLite files, too, next to traces or not.
+    # Other programs also use SQLite files, which may be in the same folder as traces.
     exports = [path for path in files if path.name.lower().endswith((".sqlite", ".sqlite.gz"))]
     files = [path for path in files if path not in exports] or [path for path in exports if reader_of(path) is not None]
     return sorted(
@@ -171,7 +171,7 @@ def rank_of_name(name: str) -> int | None:
 def _read_or_say(path: str, limits: Limits, rank: int | None, steps: str | None) -> list[Recording] | str:
     """Call `read_file` for an executor.
 
-    An error is returned as text, because some executors wrap raised exceptions.
+    Errors are returned as text, because some executors wrap the exceptions that a function raises.
     """
     try:
         return read_file(path, limits, rank, steps=steps)
@@ -180,14 +180,14 @@ def _read_or_say(path: str, limits: Limits, rank: int | None, steps: str | None)
 
 
 def _further(report: Reports, before: int) -> OnProgress:
-    """Report the progress in one of several files, added to the files that have already been read."""
+    """Report the progress in one of several files, including the files that have already been read."""
     return lambda done, _: report(before + done)
 
 
 def _gathered(
     answered: Generator[tuple[int, Any], None, None], sizes: Sequence[int], report: Reports
 ) -> list[Recording]:
-    """Return the results in the order of the files. The first error ends the other calls."""
+    """Return the results in the order of the files. The first error stops the remaining calls."""
     with closing(answered):
         read, done = {}, 0
         for place, answer in answered:
@@ -204,7 +204,7 @@ def _gathered(
 class _Processes(ThreadPoolExecutor):
     """Python processes that each read a file and do not run the caller's code.
 
-    They are killed if the block fails.
+    They are killed if the ``with`` block raises an exception.
     """
 
     def __init__(self) -> None:
@@ -218,11 +218,11 @@ class _Processes(ThreadPoolExecutor):
             with self._lock:
                 self._stopped = True
                 for process in self._running:
-                    process.kill()  # it writes to a folder that is removed
+                    process.kill()  # its output folder is about to be removed
         return super().__exit__(kind, *rest)
 
     def read(self, path: str, limits: Limits, rank: int | None, steps: str | None) -> list[Recording] | str:
-        """Have a process read a file, and wait for it. Errors are handled as in `_read_or_say`."""
+        """Let a process read a file, and wait for the result. Errors are handled as in `_read_or_say`."""
         places = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
         with tempfile.TemporaryDirectory(prefix="perfnb-") as work:
             question = {"path": path, "limits": asdict(limits), "rank": rank, "steps": steps, "folder": work}
@@ -246,12 +246,12 @@ class _Processes(ThreadPoolExecutor):
             if process.returncode == _FAILED:
                 return words.strip()
             if process.returncode:
-                return f"{path} was not read: the process that read it ended with code {process.returncode}."
+                return f"{path} was not read: the process that was reading it exited with code {process.returncode}."
             return [SavedProfile(Path(work, str(place))).recording() for place in range(len(os.listdir(work)))]
 
 
 def _answer() -> int:
-    """Read the file named on standard input, and save its contents."""
+    """Read the file that is named on standard input, and save its contents as a recording."""
     asked = json.loads(sys.stdin.read())
     answer = _read_or_say(asked["path"], Limits(**asked["limits"]), asked["rank"], asked["steps"])
     if isinstance(answer, str):

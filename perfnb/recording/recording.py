@@ -11,7 +11,7 @@ import pandas as pd
 
 from perfnb.recording.text import found
 
-#: Names that PyTorch gives to ops, ranges and kernels.
+#: Names of PyTorch's ops, ranges and kernels.
 _OF_TORCH = re.compile(
     r"^(?:aten|autograd|c10d|torch)::|\bat::native\b|\bc10::|\btorch\.nn\b|^FSDP::|^ProfilerStep#|^nn\.Module: "
 )
@@ -19,20 +19,20 @@ _OF_TORCH = re.compile(
 
 @dataclass(frozen=True)
 class MemoryRecord:
-    """The memory of the watched steps.
+    """The memory in use during the watched steps.
 
     Attributes
     ----------
     events : DataFrame
-        The trace of the watched steps, as `Recording.events`. Allocations and frees are events without duration named
-        ``[memory]``, in the category ``memory``.
+        The trace of the watched steps, in the format of `Recording.events`. Allocations and frees are events named
+        ``[memory]`` in the category ``memory``, and have no duration.
     changes : DataFrame
         One row per allocation or free, in time order: ``event`` (its row in `events`), ``time_ns``, ``address``,
         ``bytes`` (negative for a free), ``device``, ``allocated`` and ``reserved`` (the allocator's totals, -1 if it
         reports none).
     known : DataFrame
         One row per block with a known owner: ``time_ns``, ``address``, ``bytes``, ``device``, ``category``, ``layer``
-        (row of `Recording.modules`, else -1), ``name``.
+        (row of `Recording.modules`, or -1), ``name``.
     resident : DataFrame
         The process's resident memory: ``time_ns``, ``bytes``.
     """
@@ -45,12 +45,13 @@ class MemoryRecord:
 
 @dataclass(frozen=True)
 class ArithmeticRecord:
-    """The arithmetic counted in one step.
+    """The arithmetic that was counted in one step.
 
     Attributes
     ----------
     events : DataFrame
-        The trace of the counted step, as `Recording.events`; operator number n runs in an event named ``pf_op#<n>``.
+        The trace of the counted step, in the format of `Recording.events`. Operator number n runs in an event named
+        ``pf_op#<n>``.
     calls : DataFrame
         One row per operator call, indexed by its number: ``op``, ``flops`` (missing if there is no formula), ``bytes``
         (a lower bound on the bytes moved), ``dtype``.
@@ -67,11 +68,11 @@ class WatchRecord:
     Attributes
     ----------
     samples : DataFrame
-        One row per device and reading, as described in `perfnb.recording.schema`. Old rows may represent several
+        One row per device and reading, as described in `perfnb.recording.schema`. Older rows may each summarise several
         readings.
     marks : DataFrame
-        One row per stretch of time that the user or the notebook named: ``name``, ``depth``, ``start_s``, ``end_s``
-        (missing until it ends).
+        One row per period that was named by the user or the notebook: ``name``, ``depth``, ``start_s``, ``end_s``
+        (missing until the period ends).
     """
 
     samples: pd.DataFrame
@@ -80,15 +81,15 @@ class WatchRecord:
 
 @dataclass(frozen=True)
 class PythonRecord:
-    """The Python code of the sampled steps.
+    """The Python code that ran in the sampled steps.
 
     Attributes
     ----------
     tree : DataFrame
-        One row per call, after the call around it: ``parent`` (its row, -1 for none), ``kind`` (``phase``, ``layer``,
-        ``worker``, ``own`` for a user function, ``other``), ``name``, ``file``, ``line`` (-1 for none),
-        ``code`` (the line's text in the user's functions), ``self_ns`` and ``samples`` of those that ended in it, of
-        all steps.
+        One row per call, preceded by the calls around it: ``parent`` (row of the calling function, -1 if there is
+        none), ``kind`` (``phase``, ``layer``, ``worker``, ``own`` for a user function, ``other``), ``name``, ``file``,
+        ``line`` (-1 if there is none), ``code`` (the line's text, in user functions), and ``self_ns`` and ``samples``
+        for the samples that ended in this call, over all steps.
     """
 
     tree: pd.DataFrame
@@ -96,16 +97,16 @@ class PythonRecord:
 
 @dataclass(frozen=True)
 class CompiledRecord:
-    """The code of the traced steps that torch.compile compiled.
+    """The code in the traced steps that was compiled with torch.compile.
 
-    If the graphs do not report their layers, the record contains no kernels.
+    If the graphs do not identify their layers, the record does not contain kernels.
 
     Attributes
     ----------
     kernels : DataFrame
         One row per kernel call in a graph: ``graph`` (its key), ``kernel``, ``ops`` (the operations that it computes),
-        ``source`` (the user's lines), ``bytes`` (read or written outside the kernel), ``flops``, ``direction``, and
-        perhaps ``leaves`` (whether a result of it is only for code outside the graph).
+        ``source`` (the lines of user code), ``bytes`` (read or written outside the kernel), ``flops``, ``direction``,
+        and optionally ``leaves`` (whether one of its results is only used outside the graph).
     shares : DataFrame
         One row per kernel and layer: ``kernel`` (row of `kernels`), ``layer`` (row of `Recording.modules`), ``share``
         of the kernel's time.
@@ -121,7 +122,7 @@ class CompiledRecord:
     code: pd.DataFrame
 
 
-#: The optional parts of a recording that have several frames, by their names.
+#: The optional parts of a recording that consist of several frames, by name.
 PARTS: Mapping[str, Any] = {
     "memory": MemoryRecord,
     "arithmetic": ArithmeticRecord,
@@ -140,21 +141,22 @@ class Recording:
     events : DataFrame
         One row per event of the traced steps: ``name``, ``category``, ``start_ns`` (from the trace's base),
         ``duration_ns``, ``thread``, ``device``, ``stream``, ``correlation``, ``sequence``, ``forward_thread`` (-1 if
-        missing), ``span`` (number of the layer span, else -1). If known also ``process``, ``external_id``,
-        ``wait_stream``, ``wait_correlation``, ``bytes`` (moved by a copy), and as text ``shapes``, ``collective`` and
-        ``group``. In a loaded trace also ``marks_step`` (number of the step that the event marks, else -1).
+        missing), ``span`` (number of the layer span, or -1). If known, there are also ``process``, ``external_id``,
+        ``wait_stream``, ``wait_correlation`` and ``bytes`` (moved by a copy), and the text columns ``shapes``,
+        ``collective`` and ``group``. A loaded trace also has ``marks_step`` (number of the step that the event marks,
+        or -1).
     steps : DataFrame
-        One row per executed step: ``pass``, ``wall_ms``, ``data_ms``, ``samples`` (in its batch), ``start_s`` (from the
-        start of the first), ``step`` (number of a traced step).
+        One row per executed step: ``pass``, ``wall_ms``, ``data_ms``, ``samples`` (in its batch), ``start_s`` (since
+        the start of the first step), ``step`` (number of a traced step).
     modules : DataFrame
-        One row per layer, in model order: ``name``, ``module``, ``parent`` (row of the enclosing layer, else -1),
+        One row per layer, in model order: ``name``, ``module``, ``parent`` (row of the enclosing layer, or -1),
         ``depth``, ``parameters``, ``parameter_bytes``, ``compiled``.
     spans : DataFrame
-        One row per layer span, indexed by its number: ``layer`` (row of `modules`, else -1), ``loss`` (whether it is a
-        call of a loss, whose time is not its layer's), and perhaps ``derived`` (whether it was not in the trace, but
-        follows from a compiled graph; its events are the pieces of one call).
+        One row per layer span, indexed by its number: ``layer`` (row of `modules`, or -1), ``loss`` (whether it is a
+        call to a loss, whose time does not count as its layer's), and optionally ``derived`` (whether it was derived
+        from a compiled graph and is not in the trace; its events are the pieces of one call).
     meta : mapping
-        The run's name, options, environment and findings, ready to be written as JSON.
+        The run's name, options, environment and findings, in a form that can be written as JSON.
     memory : MemoryRecord or None
         The memory, if it was watched.
     arithmetic : ArithmeticRecord or None
@@ -164,13 +166,13 @@ class Recording:
     outside : DataFrame or None
         The events in a loaded trace that do not belong to any of its steps, with the same columns as `events`.
     trace_memory : DataFrame or None
-        The allocations and frees of a loaded trace, if it has any, in time order, inside and outside its steps:
+        The allocations and frees in a loaded trace, both inside and outside its steps, in time order, if there are any:
         ``time_ns``, ``process``, ``thread``, ``address``, ``bytes`` (negative for a free), ``device_type`` (torch's
-        number), ``device``, ``allocated``, ``reserved`` (the allocator's totals afterwards); -1 for missing values.
+        number), ``device``, ``allocated``, ``reserved`` (the allocator's totals afterwards). Missing values are -1.
     python : PythonRecord or None
         The Python code, if stacks were sampled.
     compiled : CompiledRecord or None
-        The compiled code, if torch.compile compiled any code.
+        Details of the compiled code, if torch.compile was used.
     """
 
     events: pd.DataFrame
@@ -188,7 +190,7 @@ class Recording:
 
     @property
     def is_from_trace(self) -> bool:
-        """Whether this is a loaded trace and not a profiled step."""
+        """Whether this is a loaded trace, as opposed to a profiled step."""
         return "trace" in self.meta
 
     @property
@@ -198,15 +200,15 @@ class Recording:
 
     @property
     def uses_torch(self) -> bool:
-        """Whether the recorded program used PyTorch, as far as names reveal this.
+        """Whether the recorded program used PyTorch, judging by the names in the trace.
 
-        If it did not, advice that mentions torch is of no use.
+        If it did not, advice about torch would be useless.
         """
         return not self.is_foreign or bool(found(self.events["name"], _OF_TORCH.search).any())
 
     @property
     def rank(self) -> int:
-        """The rank in a distributed job, or 0 if there is no job."""
+        """The rank in a distributed job, or 0 for a single process."""
         return int(self.meta.get("rank", 0))
 
     @property
@@ -216,27 +218,27 @@ class Recording:
 
     @property
     def span_layers(self) -> pd.Series:
-        """The layer that owns each span's time, by the span's number.
+        """The layer to which each span's time belongs, by span number.
 
-        The layer is -1 for a loss, which has its own phase.
+        The layer is -1 for a loss, because the loss is a separate phase.
         """
         return self.spans["layer"].mask(self.spans["loss"], -1)
 
     @property
     def derived_spans(self) -> pd.Series:
-        """Whether each span, by its number, was added to the trace afterwards."""
+        """Whether each span was added to the trace afterwards, by span number."""
         return self.spans["derived"] if "derived" in self.spans else self.spans["loss"] & False
 
     def with_events(self, events: pd.DataFrame) -> Recording:
-        """Return the recording with the events of its watched or counted steps, in order to attribute their time.
+        """Return the recording with the events of its watched or counted steps, whose time can then be attributed.
 
-        Everything else remains: `steps` still contains the steps of the whole run, and `traced_steps` is still the
+        Everything else is unchanged: `steps` still contains the steps of the whole run, and `traced_steps` is still the
         number of steps that were traced.
         """
         return replace(self, events=events)
 
     def frames(self) -> dict[str, pd.DataFrame]:
-        """Return the tables by name, in saved form."""
+        """Return the tables by name, in the format used for saving."""
         frames = {"events": self.events, "steps": self.steps, "modules": self.modules, "spans": self.spans}
         for name in PARTS:
             part = getattr(self, name)

@@ -1,4 +1,4 @@
-"""Convert a watch into tables: the samples, and the marks that name stretches of time."""
+"""Convert a watch into two tables: the samples, and the marks, which name periods of time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Columns = Mapping[str, Mapping[str, NDArray[np.float64]]]
 
 
 def watch_record(columns: Columns, marks: Sequence[WatchMark], shift_s: float = 0.0) -> WatchRecord:
-    """Make the tables of a watch.
+    """Create a watch's tables.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ def watch_record(columns: Columns, marks: Sequence[WatchMark], shift_s: float = 
         The readings by device and column, as returned by `perfnb.telemetry.watcher.Watcher.columns`.
     marks : sequence of WatchMark
     shift_s : float
-        The number of seconds to add to every time.
+        The number of seconds to add to all times.
     """
     parts = [_device_frame(device, own) for device, own in columns.items() if len(own["t_s"])]
     samples = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
@@ -47,7 +47,7 @@ def _device_frame(device: str, columns: Mapping[str, NDArray[np.float64]]) -> pd
         words = {bits: ", ".join(throttle_words(int(bits))) for bits in set(columns["throttle_reasons"]) if bits >= 0}
         frame["throttle_reasons"] = pd.Series([words.get(bits) for bits in columns["throttle_reasons"]], dtype=TEXT)
     numbers = [name for name in frame.columns if name not in ("throttle_reasons", "t_s")]
-    # Missing readings are NA, however pandas represents a float that is not a number.
+    # Missing readings are NA, regardless of how this version of pandas represents NaN.
     frame[numbers] = frame[numbers].astype("Float64").mask(frame[numbers].isna())
     return frame.assign(device=device)
 

@@ -1,4 +1,4 @@
-"""The facts saved with tables: their types and ranges, against which msgspec checks a file that may have been altered.
+"""The types and ranges of the facts that are saved with tables. A file may have been altered, so msgspec checks it.
 
 Keys that are not listed here are preserved unchanged.
 """
@@ -20,7 +20,7 @@ Plain = bool | Whole | Number | str | None
 
 
 class Noise(TypedDict, total=False):
-    """Conditions around the steps, as reported by `perfnb.step.environment`."""
+    """The conditions during the steps, as reported by `perfnb.step.environment`."""
 
     cpus: Count | None
     load_before: Amount
@@ -65,7 +65,7 @@ class Options(TypedDict, total=False):
 
 
 class Cost(TypedDict, total=False):
-    """The cost of tracing in nanoseconds."""
+    """The overhead of tracing in nanoseconds."""
 
     op_ns: Amount
     call_ns: Amount
@@ -114,7 +114,7 @@ class Model(Struct):
 
 
 class Parallel(Struct):
-    """A model under DistributedDataParallel."""
+    """A model that is wrapped in DistributedDataParallel."""
 
     name: str
     find_unused_parameters: bool = False
@@ -154,7 +154,7 @@ class Sum(TypedDict):
     """A metric over all of a watch's readings, as in `perfnb.telemetry.history.Exact`."""
 
     max: Number
-    integral: Annotated[float, Meta(ge=-1e30, le=1e30)]  # bytes by seconds: a week of a terabyte is near 1e18
+    integral: Annotated[float, Meta(ge=-1e30, le=1e30)]  # byte-seconds: a terabyte for a week is close to 1e18
     known_s: Amount
     readings: Count
 
@@ -203,11 +203,11 @@ class TraceFacts(TypedDict, total=False):
 
 
 class PlaceInJob(TypedDict):
-    """The measured process's place among the processes of its job."""
+    """The measured process's position among the processes of its job."""
 
     rank: Rank
     world_size: Annotated[int, Meta(ge=1, lt=2**31)]
-    #: Of the process group.
+    #: The size of the process group.
     backend: NotRequired[str]
 
 
@@ -219,19 +219,20 @@ class Looped(TypedDict):
 
 
 class Loop(TypedDict, total=False):
-    """Where in a loop the steps ran, and how many batches each of them used."""
+    """The position of the steps in a loop, and the number of batches that each step used."""
 
     step: Count
     trainer: str
     batches: Count
-    #: Whether each batch counts as a step, because no optimizer's step shows where a step ends.
+    #: Whether each batch counts as a step, because there is no optimizer step that marks the end of a step.
     by_batch: bool
 
 
 class PythonFacts(TypedDict, total=False):
     """The numbers behind the sampled Python stacks.
 
-    They count the sampled steps, the samples, and the loader workers that were or could not be sampled.
+    They are the numbers of sampled steps, samples, loader workers that were sampled, and loader workers that could not
+    be.
     """
 
     steps: Required[Annotated[int, Meta(ge=1, le=2**31)]]
@@ -279,13 +280,14 @@ class ProfileFacts(TypedDict, total=False):
     models_chosen: bool
     steady: bool | None
     tokens: Count
-    #: The batches of a step that takes several.
+    #: The number of batches, if a step uses several.
     batches: Count
     noise: Noise
-    #: What torch compiled in timed and in traced steps: step, function, line, failed guard, milliseconds.
+    #: The compilations during timed and traced steps: step, function, line, failed guard, milliseconds.
     compilations: list[tuple[Count, str, str, str, Amount]]
     traced_compilations: list[tuple[Count, str, str, str, Amount]]
-    #: The models that were compiled once more for the traced steps, and the names that torch lacks to report layers.
+    #: The models that were recompiled for the traced steps, and the names missing from this PyTorch version that are
+    #: needed to report layers.
     recompiled: list[str]
     compiler_lacks: str
     #: Whether `gc.freeze` kept compiled code from being found.

@@ -1,4 +1,4 @@
-"""Save and load recordings: a saved profile's tables, which are decoded only where needed."""
+"""Save and load recordings. The tables of a saved profile are decoded only when they are needed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from perfnb.recording.store import SavedFolder, SavedKind
 from perfnb.trace.columns import MISSING
 
 _NEEDED, _OF_TRACE = ("events", "steps", "modules", "spans"), ("outside", "trace_memory")
-#: Frames that may be long, of whole numbers and labels: their files' statistics are trusted until they are decoded.
+#: Potentially long frames of integers and labels. The statistics in their files are trusted until they are decoded.
 _LONG = ("events", "outside", "trace_memory", "memory_events", "arithmetic_events")
-#: Tables that may be saved with the frames they were computed from.
+#: Tables that may be saved together with the frames from which they were computed.
 TABLES = ("events", "layers", "phases", "ops", "layer_ops", "kernels", "gpu_time")
-#: The tables that are all that a reduced profile has.
+#: The only tables in a reduced profile.
 REDUCED_TABLES = TABLES[1:]
 _TABLE, _MADE_BY = "table_{}", "tables_made_by"
 
@@ -43,17 +43,17 @@ def save(
 ) -> Path:
     """Write a recording to the folder `path`, either completely or not at all.
 
-    An earlier profile in the folder is replaced.
+    If the folder contains an earlier profile, it is replaced.
 
     Parameters
     ----------
     recording : Recording
     path : str or Path
     tables : mapping, optional
-        Finished tables by name. Only the names in `TABLES` are allowed.
+        Precomputed tables by name. Only the names in `TABLES` are allowed.
     made_by : str, optional
-        The version of the analysis that computed them. Only the same version reads them again, and they are not saved
-        if it is not given.
+        The version of the analysis that computed the tables. They are only read by the same version, and they are not
+        saved if this is omitted.
     outcome : Outcome, optional
         The findings.
 
@@ -73,7 +73,7 @@ class SavedProfile:
     Attributes
     ----------
     meta : dict
-        As `Recording.meta`.
+        The metadata, as in `Recording.meta`.
     outcome : Outcome or None
         The findings at the time when it was saved.
 
@@ -99,17 +99,17 @@ class SavedProfile:
         self._check_rows()
 
     def _check_facts(self) -> None:
-        """Refuse facts that depend on other facts that are missing."""
+        """Raise an error if there are facts without the other facts that they depend on."""
         needed: list[str] = [part for part in ("watch", "python") if part in self._parts]
         needed += ["failed_in"] if "failure" in self.meta else []
         lacking = [f"meta.{name}" for name in needed if name not in self.meta]
         if "trace" not in self.meta:
             lacking += [f"meta.options.{name}" for name in ("warmup", "budget_s") if name not in self.meta["options"]]
         if lacking:
-            raise self._saved.damaged(PROFILE.file, f"it has no {lacking[0]}")
+            raise self._saved.damaged(PROFILE.file, f"it does not contain {lacking[0]}")
 
     def _check_rows(self) -> None:
-        """Refuse rows that refer to rows that do not exist."""
+        """Raise an error if any row refers to a row that does not exist."""
         modules, spans = self._short["modules"], self._short["spans"]
         parent, depth = (modules[name].to_numpy() for name in ("parent", "depth"))
         around = np.append(depth, MISSING)[np.minimum(parent, len(depth))]
@@ -155,14 +155,14 @@ class SavedProfile:
             return self
         other = copy(self)
         other.meta = {**self.meta, "rank": rank}
-        other._made_by = None  # finished tables contain the rank
+        other._made_by = None  # precomputed tables contain the old rank
         return other
 
     def table(self, name: str, made_by: str | None) -> pd.DataFrame | None:
-        """Return a finished table, or ``None`` if it was not saved, is damaged or is from a different analysis.
+        """Return a precomputed table, or ``None`` if it was not saved, is damaged or is from a different analysis.
 
-        A reduced profile's tables are returned regardless of which analysis made them, because they cannot be computed
-        again.
+        A reduced profile's tables are returned regardless of the analysis that produced them, because they cannot be
+        recomputed.
 
         Raises
         ------
@@ -176,7 +176,7 @@ class SavedProfile:
         except RecordingError as error:
             if alone:
                 raise RecordingError(
-                    f"{self._saved.source} keeps only its tables, and {name} cannot be read: save it again."
+                    f"{self._saved.source} contains only tables, and {name} cannot be read: save it again."
                 ) from error
         return None  # it can be computed again
 
@@ -190,5 +190,5 @@ def _frames_of(part: str) -> dict[str, str]:
 
 
 def watch_of(read: WatchRecord) -> WatchRecord:
-    """Return a watch's tables, as read from disk, in the form of a watch."""
+    """Return the watch that the given tables, which were read from disk, represent."""
     return WatchRecord(conform(read.samples, "samples"), conform(read.marks, "marks"))

@@ -16,25 +16,26 @@ import pandas as pd
 from perfnb.recording.text import TEXT, with_text
 from perfnb.telemetry.metrics import METRIC_WORDS
 
-#: Phases of a step, in their usual order. Communication is the part that nothing hides: the step only waits for it.
+#: The phases of a step, in their usual order. Communication only includes time when the step does nothing but wait for
+#: it.
 PHASES = ("data", "host_to_device", "forward", "loss", "backward", "optimizer", "communication", "other")
 
-#: The passes that execute a step. ``lead_in`` opens the trace and is not analysed; ``trial`` runs with one
-#: thread per core if torch uses another number; in ``recompiled``, models are compiled once more; Python's stacks are
-#: taken in ``sampled``.
+#: The passes that execute a step. ``lead_in`` starts the trace and is not analysed. ``trial`` runs with one thread per
+#: core if torch uses a different number. In ``recompiled``, models are compiled again. Python stacks are sampled in
+#: ``sampled``.
 PASSES = ("warmup", "timed", "trial", "recompiled", "lead_in", "traced", "sampled", "counted")
 
-#: The purposes of memory. Parameters include buffers.
+#: The categories of memory use. Parameters include buffers.
 CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "inputs", "temporaries", "other")
 
-#: Rows of ``layers`` that are not modules: time in the backward pass that belongs to no layer.
+#: Rows of ``layers`` that are not modules, for time in the backward pass that does not belong to any layer.
 LOSS_ROW = "(loss)"
 ACCUMULATION_ROW = "(gradient accumulation)"
 ENGINE_ROW = "(autograd engine)"
 UNATTRIBUTED_ROW = "(unattributed)"
 SPECIAL_ROWS = (LOSS_ROW, ACCUMULATION_ROW, ENGINE_ROW, UNATTRIBUTED_ROW)
 
-#: Row of ``diff_ops`` for GPU work whose operator is unknown.
+#: The row of ``diff_ops`` for GPU work whose operator is unknown.
 NO_OP_ROW = "(no known op)"
 
 _TEXT, _INT, _FLOAT, _CATEGORY = TEXT, "Int64", "Float64", "category"
@@ -45,7 +46,7 @@ def _of(dtype: Any, *names: str) -> dict[str, Any]:
     return dict.fromkeys(names, dtype)
 
 
-#: An operator matched between two traces, and how it was matched.
+#: An operator that was matched between two traces, and the method of matching.
 _MATCHED = {**_of(_TEXT, "op", "shapes", "layer"), "phase": _CATEGORY, "matched": _CATEGORY}
 
 
@@ -54,11 +55,12 @@ def _both(dtype: Any, *names: str) -> dict[str, Any]:
     return {f"{name}_{side}": dtype for name in names for side in ("a", "b")}
 
 
-#: How much longer b takes, by the measure in use and by each, and their ratio.
+#: The increase from a to b in the chosen measure and in each measure, and the ratio of b to a.
 _GREW = _of(_FLOAT, "grew_ms", "grew_host_ms", "grew_gpu_ms", "ratio")
 
-#: Telemetry in ``samples``. ``_per_s`` and ``_percent`` are means since the last reading, except a GPU's
-#: ``busy_percent``, whose window the driver chooses; the others are as read.
+#: The telemetry in ``samples``. Columns that end in ``_per_s`` and ``_percent`` are means since the previous reading.
+#: The exception is a GPU's ``busy_percent``, because the driver chooses its time window. All other columns are
+#: instantaneous readings.
 METRICS = tuple(METRIC_WORDS)
 
 _GPU_TIMES = {
@@ -68,7 +70,7 @@ _GPU_TIMES = {
     "kernel_ms": _FLOAT,
 }
 
-#: Column types of every frame, by frame and column, in column order.
+#: The column types of all frames, by frame and column, in column order.
 SCHEMA: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "layers": {
@@ -246,7 +248,7 @@ SCHEMA: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 
-#: Name of the index of each frame that has a meaningful one.
+#: The name of the index, for each frame with a meaningful index.
 INDEX = MappingProxyType(
     {
         **{"layers": "layer", "phases": "phase", "ops": "op", "launches": "op"},
@@ -256,9 +258,9 @@ INDEX = MappingProxyType(
 
 
 def conform(frame: pd.DataFrame, table: str) -> pd.DataFrame:
-    """Copy `frame` with exactly the columns, order and types of `table`.
+    """Return a copy of `frame` with exactly the columns, column order and types of `table`.
 
-    Missing columns are added as ``NA``, and an unknown column is an error.
+    Missing columns are filled with ``NA``. An unknown column raises an error.
     """
     columns = SCHEMA[table]
     unknown = [name for name in frame.columns if name not in columns]
@@ -266,7 +268,7 @@ def conform(frame: pd.DataFrame, table: str) -> pd.DataFrame:
         raise ValueError(f"frame {table!r} has no column {unknown[0]!r}; its columns are {', '.join(columns)}")
     typed: dict[str, Any] = {}
     for name, dtype in columns.items():
-        # Without the index, to save comparing it with every other column's.
+        # The index is left out because pandas would otherwise compare it with the index of every column.
         typed[name] = frame[name].astype(dtype).array if name in frame.columns else missing(len(frame), dtype)
     result = with_text(pd.DataFrame(typed, index=frame.index))
     if table in INDEX:
@@ -276,7 +278,7 @@ def conform(frame: pd.DataFrame, table: str) -> pd.DataFrame:
 
 
 def missing(count: int, dtype: Any) -> Any:
-    """Return this many missing values as a column of the given type."""
+    """Return a column of the given type that consists of `count` missing values."""
     if dtype == _CATEGORY:
         return pd.Categorical.from_codes([-1] * count, pd.Index([], dtype=TEXT))
     return pd.array([pd.NA] * count, dtype=dtype)

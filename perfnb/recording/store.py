@@ -1,9 +1,9 @@
-"""Save and load everything that perfnb saves.
+"""Save and load the folders that perfnb writes.
 
-Each saved thing is a folder with one JSON file and a Parquet file per table, written completely or not at all. Each
-kind of saved thing is described by a `SavedKind`: its name, the type of its facts, and its tables with their columns.
-The JSON file contains the ``format``, its ``version``, the facts (``meta``), and possibly the ``outcome``: the
-findings, from which many saved things can be listed (see `perfnb.recording.outcome`).
+Each folder contains one JSON file and a Parquet file per table, and is written either completely or not at all. A
+`SavedKind` describes each kind of folder: its name, the type of its facts, and its tables with their columns.
+The JSON file contains the ``format``, its ``version``, and the facts (``meta``). It may also contain the ``outcome``,
+which summarises the findings so that many folders can be listed quickly (see `perfnb.recording.outcome`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from perfnb.files import new_folder, read_regular, sweep, usable
 from perfnb.recording.frame_files import Columns, FrameFile, write_frame
 from perfnb.recording.outcome import Outcome
 
-#: Version of the format on disk; a reader refuses newer ones.
+#: The version of the format on disk. Newer versions are rejected when a folder is loaded.
 VERSION = 1
 FORMAT = "perfnb"
-#: The most brackets, commas and colons in a file of facts: each may precede a value, which takes up to 75 bytes of
-#: memory.
+#: The maximum number of brackets, commas and colons in a file of facts. Each of them may precede a value, which takes
+#: up to 75 bytes of memory.
 _MOST_MARKS = 1_000_000
-#: The errors of `facts_in` for an altered file of facts.
+#: The exceptions that `facts_in` raises for an altered file of facts.
 UNREADABLE = (OSError, ValueError, RecursionError, OverflowError, msgspec.MsgspecError)
 
 
@@ -45,13 +45,13 @@ class SavedKind:
     word : str
         Its name, such as ``profile``.
     facts : type
-        The type of the facts, which msgspec checks. Facts that it does not list are preserved unchanged.
+        The type of the facts, which msgspec checks. Facts that are not part of the type are preserved unchanged.
     frames : mapping of str to Columns
         The tables that it may contain, and their columns.
     parts : SavedKind, optional
-        The kind of the folders inside it, if there are any.
+        The kind of folder that it may contain, if any.
     largest : int
-        The maximum size of its JSON file in bytes. Facts about 100 devices and 2,000 threads take about 100 kB.
+        The maximum size of the JSON file in bytes. Facts about 100 devices and 2,000 threads take about 100 kB.
     """
 
     word: str
@@ -66,7 +66,7 @@ class SavedKind:
         return f"{self.word}.json"
 
     def is_at(self, path: str | Path) -> bool:
-        """Return whether a folder of this kind is at `path`."""
+        """Check whether there is a folder of this kind at `path`."""
         return (usable(path) / self.file).is_file()
 
 
@@ -89,7 +89,7 @@ def save(
     outcome : Outcome, optional
         The findings.
     parts : mapping of str to callable, optional
-        For each folder inside it, by name, the function that writes it, such as a profile's method `save`.
+        The functions that write the folders inside this one, by folder name. An example is a profile's `save` method.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def save(
             for name, frame in frames.items():
                 write_frame(frame, fresh / f"{name}.parquet")
             (fresh / kind.file).write_text(facts_text(facts, outcome), encoding="utf-8")
-    except (OSError, RecordingError) as error:  # a part names a folder that is gone: report its cause
+    except (OSError, RecordingError) as error:  # a part's error names a temporary folder
         raise RecordingError(f"The {kind.word} cannot be written to {target}: {error.__cause__ or error}.") from error
     return target
 
@@ -122,9 +122,9 @@ def facts_text(facts: Mapping[str, Any], outcome: Outcome | None = None) -> str:
 
 
 def _may_replace(kind: SavedKind, target: Path) -> bool:
-    """Return whether a folder may be replaced.
+    """Check whether a folder may be replaced.
 
-    It may if it is empty, or contains only an earlier folder of the same kind, with its parts.
+    It may be replaced if it is empty, or if it contains nothing but an earlier saved folder of the same kind.
     """
     if not target.is_dir() or target.is_symlink():
         return False
@@ -139,9 +139,9 @@ def _may_replace(kind: SavedKind, target: Path) -> bool:
 
 
 class SavedFolder:
-    """A saved folder: its facts, and its tables in their stored form, which are decoded on request.
+    """A saved folder with its facts and its tables. The tables are held in their stored form and decoded on request.
 
-    Later changes to the folder have no effect.
+    Later changes to the folder on disk have no effect.
 
     Attributes
     ----------
@@ -187,7 +187,7 @@ class SavedFolder:
         return self._files[frame]
 
     def frame(self, name: str) -> pd.DataFrame:
-        """Return a table, decoded and checked again each time."""
+        """Return a table. It is decoded and checked again on each call."""
         return self.file(name).frame()
 
     def damaged(self, file: str, why: str) -> RecordingError:
@@ -201,7 +201,7 @@ def facts_in(kind: SavedKind, file: Path) -> tuple[dict[str, Any], Outcome | Non
     Raises
     ------
     NewerFormatError, or one of `UNREADABLE`
-        With a description of the fault, but without the file's name.
+        With a description of the problem, but without the file's name.
     """
     content = _content(file, kind.largest)
     _converted(content, "meta", kind.facts)
@@ -209,10 +209,10 @@ def facts_in(kind: SavedKind, file: Path) -> tuple[dict[str, Any], Outcome | Non
 
 
 def _content(file: Path, largest: int) -> dict[str, Any]:
-    """Read a JSON file that perfnb wrote. Errors are as in `facts_in`."""
+    """Read a JSON file that perfnb wrote. This raises the same errors as `facts_in`."""
     data = read_regular(file, largest)
     if sum(map(data.count, (b"[", b"{", b",", b":"))) > _MOST_MARKS:
-        raise ValueError("it contains more values than perfnb ever writes")
+        raise ValueError("it contains more values than a file that perfnb writes")
     content = json.loads(data.decode("utf-8"))
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError("perfnb did not write it")
@@ -224,7 +224,7 @@ def _content(file: Path, largest: int) -> dict[str, Any]:
             f"it was saved by a newer perfnb (format {str(version)[:20]}, this one reads {VERSION}); update perfnb"
         )
     if not isinstance(content.get("meta"), dict):
-        raise ValueError("it has no meta")
+        raise ValueError("it does not contain meta")
     return content
 
 

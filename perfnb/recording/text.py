@@ -1,8 +1,9 @@
-"""Provide one text type for tables under every pandas version. Missing text is ``NaN`` and stays missing.
+"""Provide a single text type for tables in all pandas versions. Missing text is ``NaN`` and remains missing.
 
-The type is pandas 3's ``str``. In pandas 2, that name means Python objects, where ``None``, ``NaN`` and ``NA`` can be
-mixed, and a conversion turns each of them into a word. The same type exists in pandas 2 under another name, and needs
-pyarrow. Functions that inspect the text of events process each distinct text once, and not each event.
+The type is ``str`` in pandas 3. In pandas 2, ``str`` produces Python objects, which may be a mixture of ``None``,
+``NaN`` and ``NA``, and a conversion to text turns each of these into a word. The new type also exists in pandas 2, but
+it has a different name and requires pyarrow. Functions that inspect the text of events process each distinct text only
+once.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ TEXT: Any = _text_type()
 
 
 def with_text(frame: pd.DataFrame) -> pd.DataFrame:
-    """Convert all categories that are objects to text."""
+    """Convert the categories of all columns from objects to text."""
     typed: dict[Any, Any] = {}
     for name in frame.select_dtypes("category"):
         kind = frame[name].dtype
@@ -44,7 +45,7 @@ def as_categories(texts: pd.Series) -> pd.Series:
 
 
 def of_labels(texts: pd.Series, tell: Callable[[str], Any], missing: Any = False) -> npt.NDArray[Any]:
-    """Apply `tell` to each row's text. Rows without text get `missing`."""
+    """Apply `tell` to each row's text. The result for rows without text is `missing`."""
     texts = as_categories(texts)
     labels = texts.cat.categories.tolist()
     answers: npt.NDArray[Any] = np.array([*map(tell, labels), missing])
@@ -52,14 +53,14 @@ def of_labels(texts: pd.Series, tell: Callable[[str], Any], missing: Any = False
 
 
 def found(texts: pd.Series, find: Callable[[str], object]) -> npt.NDArray[np.bool_]:
-    """Return whether a pattern's `search` or `match` finds a match in each row's text.
+    """Check whether a pattern's `search` or `match` method finds a match in each row's text.
 
-    The result is ``False`` for rows without text. `Series.str` accepts different patterns, and treats missing text
-    differently, in each pandas version.
+    The result is ``False`` for rows without text. `Series.str` is not used because the patterns that it accepts and the
+    way it treats missing text depend on the pandas version.
     """
     return of_labels(texts, lambda text: find(text) is not None)
 
 
 def is_one_of(texts: pd.Series, wanted: Collection[str]) -> npt.NDArray[np.bool_]:
-    """Return whether each row's text is one of `wanted`."""
+    """Check whether each row's text is one of `wanted`."""
     return of_labels(texts, frozenset(wanted).__contains__)

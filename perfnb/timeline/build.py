@@ -1,4 +1,4 @@
-"""Build a recording's timeline: every event with its layer, its phase and its cause."""
+"""Build a recording's timeline, including the layer, phase and cause of every event."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LAYERS_NOTE = "forward: module calls; backward: the autograd nodes of each layer
 
 
 class _TrackRows(NamedTuple):
-    """A track under construction: its kind, title and rows, and for Python calls, the thread that they belong to."""
+    """A track under construction. `thread` is the thread to which the events belong if they are Python calls."""
 
     kind: str
     title: str
@@ -54,7 +54,7 @@ class _TrackRows(NamedTuple):
 
 
 def timeline_of(recording: Recording, attribution: Attribution, watched: Watched | None = None) -> Timeline:
-    """Return the timeline of a recording with at least one traced step.
+    """Build the timeline of a recording with at least one traced step.
 
     Parameters
     ----------
@@ -62,8 +62,8 @@ def timeline_of(recording: Recording, attribution: Attribution, watched: Watched
     attribution : Attribution
         The attribution of the recording's events.
     watched : Watched, optional
-        The memory, which was watched in separate steps. Its curve is mapped onto every traced step. A loaded trace has
-        its own curves.
+        The memory that was watched in separate steps. Its curve is mapped onto every traced step. A loaded trace
+        contains its own curves instead.
     """
     names, categories, events = TextNumbers(), TextNumbers(), all_events(recording)
     lines = [
@@ -80,7 +80,7 @@ def timeline_of(recording: Recording, attribution: Attribution, watched: Watched
         tracks.append(Track(line.kind, line.title, first, len(line.rows), depth, note, line.thread))
         first += len(line.rows)
     rows = joined([line.rows for line in lines])
-    # Links lead from events to events; the last place is for none.
+    # Links lead from one event to another. The last element represents a missing link.
     place = np.full(int(rows[["event", "launch", "forward"]].to_numpy().max()) + 2, NONE, dtype=np.int64)
     of_events = np.flatnonzero(np.repeat([one.kind in OF_EVENTS for one in tracks], [one.count for one in tracks]))
     place[rows["event"].to_numpy()[of_events]] = of_events
@@ -103,7 +103,7 @@ def timeline_of(recording: Recording, attribution: Attribution, watched: Watched
 def step_rows(
     recording: Recording, attribution: Attribution, names: TextNumbers, categories: TextNumbers
 ) -> pd.DataFrame:
-    """Return one interval per step, such as ``step 3``, numbered as in the tables."""
+    """Return one interval per step, such as ``step 3``. Steps have the same numbers as in the tables."""
     blocks = attribution.host.blocks
     steps = blocks[blocks["kind"] == Kind.STEP].sort_values("start")
     number = np.arange(len(steps))
@@ -114,7 +114,7 @@ def step_rows(
 
 
 def phase_rows(attribution: Attribution, names: TextNumbers, categories: TextNumbers) -> pd.DataFrame:
-    """Return the phases of the steps without overlap. Their lengths add up to the times in the table ``phases``."""
+    """Return the steps' phases as intervals that do not overlap. Their lengths add up to the times in ``phases``."""
     blocks = attribution.host.blocks
     start, end, block = _segments(attribution, blocks["main"].to_numpy(dtype=bool))
     phase = kinds_of(attribution)[block]
@@ -130,8 +130,8 @@ def layer_rows(
 ) -> pd.DataFrame:
     """Return nested layer calls for forward, and the time of each layer's nodes for backward.
 
-    In backward, neighbouring nodes of the same layer form a single interval, even if only gradients were accumulated in
-    between.
+    In backward, adjacent nodes of the same layer form a single interval. Nodes that only accumulate gradients do not
+    separate them.
     """
     forward = _forward(recording, attribution)
     rows = apart(joined([forward, *_backward(recording, attribution)]))
@@ -151,7 +151,7 @@ def _forward(recording: Recording, attribution: Attribution) -> pd.DataFrame:
 
 
 def _backward(recording: Recording, attribution: Attribution) -> list[pd.DataFrame]:
-    """Return one table for each layer depth."""
+    """Return a table for each depth of layers."""
     host = attribution.host
     kind, in_backward = host.blocks["kind"].to_numpy(), host.blocks["in_backward"].to_numpy()
     again = (kind == Kind.SPAN) & in_backward
@@ -180,7 +180,7 @@ def _backward(recording: Recording, attribution: Attribution) -> list[pd.DataFra
 
 
 def _span_layers(recording: Recording, attribution: Attribution) -> Ints:
-    """Return each span's layer number. A span without a layer belongs to the loss."""
+    """Return the layer number of each span. A span without a layer belongs to the loss."""
     blocks = attribution.host.blocks
     layer = layer_of_spans(recording, attribution.host)
     loss = layer_names(recording).index(LOSS_ROW, len(recording.modules))
@@ -188,7 +188,7 @@ def _span_layers(recording: Recording, attribution: Attribution) -> Ints:
 
 
 def _short_names(recording: Recording) -> list[str]:
-    """Return the part of each layer's name that follows the name of its parent."""
+    """Return the part of each layer's name that follows its parent's name."""
     whole, parents = recording.modules["name"].astype(TEXT).tolist(), recording.modules["parent"].tolist()
     return [
         name.removeprefix(f"{whole[above]}.") if above != NONE else name
@@ -197,13 +197,13 @@ def _short_names(recording: Recording) -> list[str]:
 
 
 def _segments(attribution: Attribution, chosen: Bools) -> tuple[Ints, Ints, Ints]:
-    """Cut blocks wherever another block starts or ends. Return the start, end and innermost block of each piece."""
+    """Cut blocks wherever another block starts or ends, and return each piece's start, end and innermost block."""
     host = attribution.host
     begin, finish, thread = (host.blocks[name].to_numpy() for name in ("start", "end", "thread"))
     kept = chosen & (finish > begin)
     members = np.flatnonzero(kept)
     above = innermost(host.forest, kept)
-    # A node on another thread is part of an engine run, but not of its timeline.
+    # A node on another thread belongs to an engine run, but is not shown on its thread.
     above = np.where((above != NONE) & (thread[above] == thread), above, NONE)
     parts = (values[members] for values in (thread, begin, finish, host.forest.depth, np.arange(len(kept)), above))
     of_thread, time, now = innermost_over_time(*parts)
@@ -212,9 +212,9 @@ def _segments(attribution: Attribution, chosen: Bools) -> tuple[Ints, Ints, Ints
 
 
 def _runs(meets: Bools, *keys: Ints) -> tuple[Ints, Ints]:
-    """Return the first and last row of each run of similar neighbours.
+    """Return the first and last row of each run of adjacent rows that are equal.
 
-    For each row except the last, `meets` specifies whether a run may continue after it.
+    For each row except the last, `meets` specifies whether a run may continue with the next row.
     """
     size = len(keys[0])
     new = np.ones(size, dtype=bool)
@@ -223,14 +223,17 @@ def _runs(meets: Bools, *keys: Ints) -> tuple[Ints, Ints]:
     return first, np.append(first, size)[1:] - 1
 
 
-#: As written by torch's profiler and perfnb.
+#: The names that torch's profiler and perfnb write for threads.
 _THREAD_NAME = re.compile(r"[Tt]hread -?[0-9]+(?: \((.*)\))?")
 
 
 def _event_lines(
     recording: Recording, events: pd.DataFrame, attribution: Attribution, names: TextNumbers, categories: TextNumbers
 ) -> list[_TrackRows]:
-    """Return all events in the trace: the step's thread first, followed by other threads, streams, and Python calls."""
+    """Return all events in the trace.
+
+    The step's thread comes first, followed by other threads, streams, and Python calls.
+    """
     kept = rows_of_trace(recording.events)
     block = np.full(len(events), NONE, dtype=np.int64)
     block[: len(kept)] = blocks_of_events(recording.events, attribution.host)[kept]
@@ -243,7 +246,7 @@ def _event_lines(
     depth = np.zeros(len(events), dtype=np.int64)
     is_python = is_in(events, PYTHON_CALLS)[host]
     depth[host] = np.minimum(_depths_apart(forest, is_python, thread, start[host], end[host]), DEEPEST)
-    # Python calls are not attributed: they belong to the block that they run in.
+    # Python calls are not attributed, so they belong to the block where they run.
     around = innermost(forest, block[host] != NONE)
     block[host] = np.where(block[host] != NONE, block[host], np.append(block[host], NONE)[around])
     codes = {
@@ -274,7 +277,7 @@ def _event_lines(
 
 
 def _depths_apart(forest: Forest, is_python: Bools, thread: Ints, start: Ints, end: Ints) -> Ints:
-    """Return each event's nesting depth among events of the same sort: Python calls, or all other events."""
+    """Return each event's nesting depth. Python calls are only nested in each other, and so are all other events."""
     depth = forest.depth
     if is_python.any() and not is_python.all():
         depth = depth.copy()
@@ -286,7 +289,7 @@ def _depths_apart(forest: Forest, is_python: Bools, thread: Ints, start: Ints, e
 def _names(
     recording: Recording, events: pd.DataFrame, layer: Ints, names: TextNumbers, categories: TextNumbers
 ) -> tuple[Ints, Ints]:
-    """Return the numbers of names and categories. perfnb's own spans are named after the things that they mark."""
+    """Return the numbers of names and categories. perfnb's spans are named after the steps or layers they mark."""
     found, labels = text(events, "name")
     category, sorts = text(events, "category")
     result = np.append(names.all_of(labels), NONE)[found]
@@ -305,7 +308,7 @@ def _names(
 
 
 def _launches(events: pd.DataFrame, on_device: Bools) -> Ints:
-    """Return the call that launched each piece of device work, or otherwise the op that the profiler assigns it to."""
+    """Return the call that launched each piece of device work, or the op to which the profiler assigns it."""
     launch = np.full(len(events), NONE, dtype=np.int64)
     device = np.flatnonzero(on_device)
     launch[device] = launches_of(events, device)
@@ -315,7 +318,7 @@ def _launches(events: pd.DataFrame, on_device: Bools) -> Ints:
 
 
 def _forwards(recording: Recording, attribution: Attribution, kept: Ints, size: int) -> Ints:
-    """Return the forward op of each op and node in a backward pass."""
+    """Return the forward op that corresponds to each op and node in a backward pass."""
     result = np.full(size, NONE, dtype=np.int64)
     events, host = recording.events, attribution.host
     place = np.full(len(events) + 1, NONE, dtype=np.int64)
@@ -335,7 +338,7 @@ def _threads(
     block: Ints,
     attribution: Attribution,
 ) -> list[tuple[str, Ints]]:
-    """Return each thread's title, and the indices of its events in `host`."""
+    """Return the title of each thread, and the indices of its events in `host`."""
     process, number = column(events, "process"), column(events, "thread")
     blocks = attribution.host.blocks
     mark = int(blocks.loc[blocks["kind"] == Kind.STEP, "event"].iloc[0])
@@ -369,7 +372,7 @@ def _own_name(name: str, number: int) -> str:
 
 
 def _streams(events: pd.DataFrame, rows: Ints) -> list[tuple[str, Ints]]:
-    """Return each stream's title and its events."""
+    """Return the title and the events of each stream."""
     device, stream = column(events, "device")[rows], column(events, "stream")[rows]
     found = []
     for members in _groups(pairs(device, stream)):
@@ -381,13 +384,16 @@ def _streams(events: pd.DataFrame, rows: Ints) -> list[tuple[str, Ints]]:
 
 
 def _groups(key: Ints) -> Sequence[Ints]:
-    """Return the indices of each value, in ascending order of value."""
+    """Return the indices at which each value occurs, in ascending order of values."""
     order = np.argsort(key, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if len(key) else []
 
 
 def _without_slivers(start: Ints, end: Ints, unit: int) -> Ints:
-    """Return the ends, cut to the next start if the overlap is no larger than the rounding of the file's times."""
+    """Return the ends.
+
+    An end is cut to the next start if their overlap could be due to rounding of the file's times.
+    """
     over = end[:-1] - start[1:]
     cut = (over > 0) & (over <= unit) & (start[1:] > start[:-1])
     result = end.copy()

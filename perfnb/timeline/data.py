@@ -1,4 +1,4 @@
-"""Pack the timeline for the browser as a JSON header and arrays of numbers, and compress it."""
+"""Pack the timeline for the browser as a JSON header followed by arrays of numbers, and compress it."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ import numpy.typing as npt
 from perfnb.draw import escape, palette
 from perfnb.timeline.timeline import Timeline, coarser, longest_of, size_of_coarser
 
-#: Most compressed bytes in a saved notebook, and in a page. A notebook stores them as base64, a third larger, next
-#: to the script, the report's data and the static twin: at most 2 MB in total.
+#: The maximum number of compressed bytes in a saved notebook and in a page. A notebook stores them as base64, which is
+#: a third larger. Together with the script, the report's data and its static version, this must not exceed 2 MB.
 NOTEBOOK_BYTES, PAGE_BYTES = 1_000_000, 24_000_000
-#: Longest name.
+#: The maximum length of a name.
 MAX_TEXT = 500
 
-#: Columns of each event, in the order written.
+#: The columns of the events, in the order they are written.
 _ARRAYS = {
     "start": "<f8", "duration": "<f8", "name": "<u4", "layer": "<i4", "launch": "<i4", "forward": "<i4",
     "detail": "<i4", "depth": "u1", "kind": "u1", "category": "u1",
 }  # fmt: skip
 _LEVEL = 4
 _UNIT = 8
-#: A coarser timeline aims below the limit by this factor, because it compresses less well.
+#: The target size of a coarser timeline is lower than the limit by this factor, because it compresses less well.
 _ROOM = 0.85
-#: Lengths tried per doubling.
+#: The number of lengths that are tried per doubling.
 _FINE = 4
 
 
 def bytes_of_report(timeline: Timeline | None, layer_rows: Sequence[int]) -> tuple[bytes, dict[str, Any] | None]:
-    """Return the timeline that is saved in a notebook, and facts about it.
+    """Return the packed timeline for a saved notebook, and facts about it.
 
-    Without a timeline, the bytes are empty and the facts are ``None``.
+    If there is no timeline, the bytes are empty and the facts are ``None``.
     """
     if timeline is None:
         return b"", None
@@ -51,26 +51,26 @@ def bytes_of_report(timeline: Timeline | None, layer_rows: Sequence[int]) -> tup
 def timeline_bytes(
     timeline: Timeline, layer_rows: Sequence[int], limit: int, whole_size: int | None = None
 ) -> tuple[bytes, dict[str, Any]]:
-    """Compress the timeline, reducing its detail if it would exceed a limit.
+    """Compress the timeline, reducing its detail if it would otherwise exceed a limit.
 
-    Short events are merged, all of them if necessary. If the result is still too large, only the longest events are
-    kept.
+    As many short events as necessary are merged. If the result is still too large, only the longest events are kept.
 
     Parameters
     ----------
     timeline : Timeline
     layer_rows : sequence of int
-        For each of the timeline's layers, its row in the report's layer table, or -1 if it has none.
+        The row in the report's layer table for each of the timeline's layers, or -1 if there is none.
     limit : int
-        The limit in bytes. Only the other contents of a timeline, such as layer names and memory curves, can exceed it.
+        The maximum size in bytes. It can only be exceeded because of layer names, memory curves and other contents of a
+        timeline that are not events.
     whole_size : int, optional
-        Approximate size of the whole timeline, if known.
+        The approximate size of the whole timeline, if it is known.
 
     Returns
     -------
     bytes
     dict
-        ``events`` in it, ``total_events``, and whether it is ``whole``.
+        ``events`` (the number of events in it), ``total_events``, and ``whole`` (whether it contains all of them).
     """
     shown, wanted = timeline, float(len(timeline))
     packed = b"" if whole_size else _packed(timeline, layer_rows, len(timeline), 0)
@@ -83,7 +83,7 @@ def timeline_bytes(
         packed = _packed(shown, layer_rows, len(timeline), shortest)
         size = len(packed)
     kept = len(shown)
-    while size > limit and kept:  # with very many tracks, each still has an event
+    while size > limit and kept:  # even with a large number of tracks, each one has an event
         kept = int(kept * min(_ROOM * limit / size, _ROOM))
         shown = longest_of(shown, kept)
         packed = _packed(shown, layer_rows, len(timeline), shortest)
@@ -93,10 +93,10 @@ def timeline_bytes(
 
 
 def _shortest_for(timeline: Timeline, events: int) -> int:
-    """Estimate the smallest length below which events must be merged to keep at most this many."""
+    """Estimate the shortest length below which events must be merged so that at most `most` of them remain."""
     first, last = timeline.span_ns
     lengths = [round(2 ** (step / _FINE)) for step in range(_FINE * (last - first + 2).bit_length() + 1)]
-    # The shorter the length, the more rows are left.
+    # The shorter the length, the more rows remain.
     place = bisect_left(lengths[:-1], -events, key=lambda length: -size_of_coarser(timeline, length))
     return lengths[place]
 
@@ -156,12 +156,12 @@ def _packed(timeline: Timeline, layer_rows: Sequence[int], total: int, shortest:
 
 
 def memory_word(device: str) -> str:
-    """Return the name of a curve's device."""
+    """Return the displayed name of a memory curve's device."""
     return "CPU" if device == "cpu" else escape.plain(device, 40)
 
 
 def _used(texts: Sequence[str], codes: npt.NDArray[np.int64]) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """Return the texts in use, escaped and unique, and their numbers. A number of -1 is unchanged."""
+    """Return the distinct texts that are used, in escaped form, and the new numbers. A number of -1 is unchanged."""
     used = np.unique(codes[codes >= 0])
     plain: dict[str, int] = {}
     place = np.full(len(texts) + 1, -1, dtype=np.int64)

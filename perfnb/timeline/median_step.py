@@ -1,4 +1,4 @@
-"""Find the step with the median duration, for a picture and a table."""
+"""Find the step with the median duration, which is shown as a picture and a table."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from perfnb.timeline.memory import MemoryCurve
 from perfnb.timeline.timeline import Timeline, Track, lanes
 from perfnb.trace_names import CALLS, DATA_SPAN, DEVICE_WORK, LAYER_SPAN, OPS, PIECE, STEP_MARKS
 
-#: Categories that count as work: no enclosing spans, no Python calls.
+#: The categories of events that count as work, which excludes enclosing spans and Python calls.
 _WORK = {
     "thread": (*OPS, *CALLS),
     "stream": DEVICE_WORK,
     "python": (),
 }
-#: Ranges around work.
+#: The categories of ranges that enclose work.
 _MARKS = (*STEP_MARKS, LAYER_SPAN, DATA_SPAN, PIECE)
 
 
@@ -34,16 +34,17 @@ class StepTimeline:
     name : str
         ``step 3``.
     duration_ns : int
-        The step's duration on the host.
+        The duration of the step on the host.
     shown_ns : int
-        The time until the step and all device work that it launched have ended.
+        The time until the step and all of the device work that it launched have ended.
     timeline : Timeline
-        The events that are work, from the start of the step; enclosing spans are left out. Host events are cut at the
-        end of the step. Device events are those during the step, and later ones that it launched.
+        The events that count as work, without enclosing spans. Times are relative to the start of the step. Host events
+        are cut at the end of the step. Device events include those that ran during the step, and later ones that the
+        step launched.
     tracks : DataFrame
-        One row per track, in the same order: ``track``, ``kind``, ``events``, ``busy_ms`` (at least one event ran),
-        ``share`` (of what is shown), ``longest`` (name of the longest event, or of the longest layer without children),
-        ``layer`` (its layer, missing if none) and ``longest_ms``.
+        One row per track, in the same order: ``track``, ``kind``, ``events``, ``busy_ms`` (the time when at least one
+        event ran), ``share`` (the fraction of the displayed time), ``longest`` (name of the longest event, or of the
+        longest layer without children), ``layer`` (the layer of that event, if any) and ``longest_ms``.
     """
 
     name: str
@@ -54,7 +55,10 @@ class StepTimeline:
 
 
 def step_timeline(timeline: Timeline) -> StepTimeline | None:
-    """Return the traced step with the median duration (of two, the longer), or ``None`` if no step takes any time."""
+    """Return the traced step with the median duration, or ``None`` if no step takes any time.
+
+    If the number of steps is even, the longer one of the two middle steps is returned.
+    """
     steps = timeline.rows_on(timeline.of("steps")[0])
     lengths = steps["duration"].to_numpy()
     chosen = steps.iloc[int(np.argmax(lengths == np.sort(lengths)[len(lengths) // 2]))]
@@ -91,7 +95,7 @@ def step_timeline(timeline: Timeline) -> StepTimeline | None:
     curves = tuple(_cut(curve, begin, begin + shown) for curve in timeline.memory)
     part_of = replace(timeline, tracks=tuple(tracks), rows=whole, memory=curves)
     facts = [_facts(part_of, track, shown) for track in tracks]
-    table = pd.DataFrame(facts, columns=list(_COLUMNS), dtype="object")  # a missing layer stays one next to texts
+    table = pd.DataFrame(facts, columns=list(_COLUMNS), dtype="object")  # keeps missing layers missing in a text column
     return StepTimeline(timeline.names[int(chosen["name"])], duration, shown, part_of, table.astype(_COLUMNS))
 
 
@@ -102,9 +106,9 @@ _COLUMNS = {
 
 
 def _track_kinds_and_seen(timeline: Timeline) -> tuple[npt.NDArray[np.str_], Bools]:
-    """Return the kind of each row's track, and whether the row can be shown.
+    """Return the kind of each row's track, and a flag for the rows that can be shown.
 
-    On threads and streams, only work is shown.
+    On threads and streams, only events that count as work are shown.
     """
     kind = np.repeat([track.kind for track in timeline.tracks], [track.count for track in timeline.tracks])
     marks = np.array([name.startswith(_MARKS) for name in timeline.names] + [False])[timeline.rows["name"].to_numpy()]
@@ -130,7 +134,7 @@ def _facts(seen: Timeline, track: Track, shown: int) -> tuple[object, ...]:
 
 
 def _has_none_inside(rows: pd.DataFrame) -> Bools:
-    """Return whether no row at the next depth starts within each row. The rows are sorted by depth and start."""
+    """Check for each row that no row at the next depth starts within it. Rows must be sorted by depth and start."""
     depth, start = rows["depth"].to_numpy(), rows["start"].to_numpy()
     end = start + rows["duration"].to_numpy()
     alone = np.ones(len(rows), dtype=bool)

@@ -1,6 +1,6 @@
-"""Create memory curves from a loaded trace, or from the counted step by mapping it onto the traced steps.
+"""Create memory curves from a loaded trace, or by mapping the counted step onto the traced steps.
 
-The counted step ran the same ops, but not at the same speed.
+This mapping is necessary because the counted step ran the same ops at a different speed.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _AS_RECORDED = "from the trace"
 _BY_OP = "from the counted step, aligned by op"
 _BY_PHASE = "from the counted step, aligned by phase"
 _STRETCHED = "from the counted step, stretched to fit"
-#: Start and end of a step.
+#: The start and end of a step.
 _Window = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class MemoryCurve:
-    """The bytes that are alive on a device over time.
+    """The number of bytes that are alive on a device over time.
 
     Attributes
     ----------
     device : str
-        ``cpu``, ``cuda:0``.
+        The device, such as ``cpu`` or ``cuda:0``.
     note : str
-        Where the curve comes from.
+        The source of the curve.
     times_ns, bytes : ndarray of int64
-        The level from each time until the next.
+        The times at which the level changes, and the level from each time until the next one.
     """
 
     device: str
@@ -50,21 +50,21 @@ class MemoryCurve:
 
 
 class _Ops(NamedTuple):
-    """A recording's ops in chronological order: their names, their starts, and whether each is on the step's thread."""
+    """The ops in a recording in chronological order, with their names, start times and threads."""
 
     name: np.ndarray
     start: Ints
     main: Bools
 
     def between(self, begin: int, end: int, everywhere: bool) -> tuple[np.ndarray, Ints]:
-        """Return the names and starts of a step's ops."""
+        """Return the names and start times of a step's ops."""
         first, last = np.searchsorted(self.start, (begin, end))
         chosen = slice(None) if everywhere else self.main[first:last]
         return self.name[first:last][chosen], self.start[first:last][chosen]
 
 
 def memory_curves(recording: Recording, attribution: Attribution, watched: Watched) -> list[MemoryCurve]:
-    """Return each device's curve over all traced steps.
+    """Return the curve of each device over all traced steps.
 
     If the same ops ran in the same order in both steps, the curve is aligned op by op and interpolated in between.
     Otherwise, it is aligned phase by phase, or as a whole.
@@ -87,7 +87,10 @@ def memory_curves(recording: Recording, attribution: Attribution, watched: Watch
 
 
 def curves_of_trace(recording: Recording) -> list[MemoryCurve]:
-    """Return the curve of each device in a loaded trace, with every total at its own time, inside or outside steps."""
+    """Return the curve of each device in a loaded trace.
+
+    It contains all recorded totals, inside and outside the steps.
+    """
     return [
         MemoryCurve(line.device, _AS_RECORDED, line.times_ns, line.allocated) for line in memory_of_trace(recording)
     ]
@@ -96,7 +99,7 @@ def curves_of_trace(recording: Recording) -> list[MemoryCurve]:
 def _matching(
     watched: Watched, attribution: Attribution, counted: _Ops, traced: _Ops, step: _Window
 ) -> tuple[Ints, Ints, str]:
-    """Return moments in the counted step, the matching moments in a traced step, and how they were matched."""
+    """Return times in the counted step, the corresponding times in a traced step, and the method of matching."""
     window = (watched.begin, watched.end)
     for everywhere in (True, False):
         (names, known), (others, meant) = counted.between(*window, everywhere), traced.between(*step, everywhere)
@@ -110,7 +113,7 @@ def _matching(
 
 
 def _increasing(moments: Ints, window: _Window) -> Ints:
-    """Return the moments between the start and end of a step, adjusted so that they increase."""
+    """Return the times between the start and end of a step. They are adjusted where necessary to be increasing."""
     return np.maximum.accumulate(np.concatenate([window[:1], moments, window[1:]]))
 
 

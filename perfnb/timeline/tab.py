@@ -1,6 +1,6 @@
-"""Show the timeline tab, with all events if it is live.
+"""Create the Timeline tab.
 
-Otherwise, show the median step as a picture, with the work on each of its tracks.
+A live report shows all events. Any other report shows the median step as a picture, with the work on each track.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from perfnb.timeline.memory import MemoryCurve
     from perfnb.timeline.timeline import Timeline, Track
 
-#: Tracks drawn of each kind, and lines of each.
+#: The maximum number of tracks of each kind that are drawn, and the maximum number of lines per track.
 _TRACKS = {"phases": 1, "layers": 1, "thread": 4, "stream": 6}
 _LINES = {"phases": 1, "layers": 4, "thread": 2, "stream": 2}
-#: Room for titles, space between tracks, and height of a memory curve, in pixels.
+#: The width of titles, the space between tracks, and the height of a memory curve, in pixels.
 _LEFT, _GAP, _MEMORY = 136, 8, 44
-#: Horizontal resolution: narrower events are merged with their neighbours.
+#: The horizontal resolution. Narrower events are merged with their neighbours.
 _PARTS = 600
 _TITLE = 22
 _BEGINS = (f"{BACKWARD_NODE}: ", "torch::autograd::", "aten::")
 
 
 def shown_tracks(step: StepTimeline) -> list[Track]:
-    """Return the tracks to draw. If there are many threads and streams, these are the busiest."""
+    """Return the tracks to draw. If there are many threads and streams, only the busiest are drawn."""
     tracks, table = step.timeline.tracks, step.tracks
     chosen: list[int] = []
     for kind, most in _TRACKS.items():
@@ -82,12 +82,12 @@ def step_html(step: StepTimeline) -> str:
 
 
 def _beside(y: float, text: str) -> str:
-    """Return text to the left of the drawing."""
+    """Return the SVG for text to the left of the drawing."""
     return svg.label(_LEFT - 6, y, "end", escape.plain(text, _TITLE))
 
 
 def _title(track: Track) -> str:
-    """Return the title up to and including the thread's role."""
+    """Return a thread's title up to and including its role."""
     for role in ("(main", "(backward"):
         if f"{role}, " in track.title:
             return f"{track.title.partition(role)[0]}{role})"
@@ -110,7 +110,7 @@ def _curves(step: StepTimeline) -> list[MemoryCurve]:
 
 
 def _curve(curve: MemoryCurve, whole: int, low: int) -> str:
-    """Return the path of a curve. Each section of time has its highest and its last value."""
+    """Return the SVG path of a curve. Each time bin is represented by its highest and its last value."""
     parts = np.maximum(curve.times_ns, 0) * _PARTS // whole
     places, first = np.unique(parts, return_index=True)
     high = low - (_MEMORY - 4) * curve.bytes / curve.bytes.max()
@@ -121,15 +121,15 @@ def _curve(curve: MemoryCurve, whole: int, low: int) -> str:
 
 
 def timeline_document(timeline: Timeline | None, facts: Mapping[str, Any] | None = None) -> Document:
-    """Return the document that shows when everything ran.
+    """Return the document for the Timeline tab.
 
-    If it is live, the document contains the whole timeline. Otherwise, it shows the median step as a picture, with the
-    work on each of its tracks.
+    In a live report, the document contains the whole timeline. Otherwise, it shows the median step as a picture, with
+    the work on each of its tracks.
 
     Parameters
     ----------
     timeline : Timeline or None
-        ``None`` if only the browser has it.
+        The timeline, or ``None`` if only the browser has it.
     facts : mapping, optional
         The browser's description of the packed timeline, as described in `perfnb.timeline.data.timeline_bytes`.
     """
@@ -153,7 +153,7 @@ def timeline_document(timeline: Timeline | None, facts: Mapping[str, Any] | None
 
 
 def timeline_verdict(step: StepTimeline) -> Verdict:
-    """Return the step's duration, and how busy the GPU's busiest stream and the main thread were during the step."""
+    """Return a sentence about the step's duration and the utilisation of the GPU and the main thread."""
     tracks = step.tracks
     streams = tracks[tracks["kind"] == "stream"].sort_values("busy_ms", ascending=False, kind="stable")
     chosen = [*_rows(streams.head(1)), *_rows(tracks[tracks["kind"] == "thread"].head(1))]
@@ -170,9 +170,9 @@ def timeline_verdict(step: StepTimeline) -> Verdict:
 
 
 def _tracks(step: StepTimeline) -> Table:
-    """Return the phases, the layers and the first thread, followed by the other tracks.
+    """Return a table of tracks.
 
-    The other tracks are in descending order of busy time.
+    The phases, the layers and the first thread come first. The other tracks follow in descending order of busy time.
     """
     table = step.tracks
     always = table["kind"].isin(("phases", "layers"))

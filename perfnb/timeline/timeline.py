@@ -1,4 +1,4 @@
-"""The timeline: intervals on tracks, the order of its rows, and the merging of events that are too short to see."""
+"""The timeline, which consists of intervals on tracks, and functions that merge events that are too short to see."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.schema import PHASES, SPECIAL_ROWS
 from perfnb.timeline.memory import MemoryCurve
 
-#: Kinds of interval: the phases, and forward recomputed in backward.
+#: The kinds of intervals: the phases, and forward work that is recomputed in backward.
 KINDS = (*PHASES, "recompute")
 OTHER = KINDS.index("other")
-#: Kinds of tracks with the events of the trace, each once.
+#: The kinds of tracks that contain the trace's events. Each event is on one of these tracks.
 OF_EVENTS = ("thread", "stream", "python")
-#: Deepest line that is drawn.
+#: The deepest line that is drawn.
 DEEPEST = 255
 
 _COLUMNS = ("start", "duration", "depth", "name", "category", "kind", "layer", "launch", "forward", "detail", "event")
@@ -35,7 +35,7 @@ class Track:
     kind : str
         ``steps``, ``phases``, ``layers``, ``thread``, ``stream`` or ``python``.
     title : str
-        The title, which may include a name from the trace.
+        The track's title, which may include a name from the trace.
     first, count : int
         The track's rows in the timeline.
     depth : int
@@ -43,7 +43,7 @@ class Track:
     note : str
         A note about the track.
     thread : str
-        For Python calls, the title of the thread that they belong to.
+        For Python calls, the title of the thread to which they belong.
     """
 
     kind: str
@@ -64,17 +64,18 @@ class Timeline:
     tracks : tuple of Track
         In display order.
     rows : DataFrame
-        One row per interval, by track, depth and start. ``start`` (nanoseconds from the start of the first traced step)
-        and ``duration``; events that end after the event around them are cut. ``depth``; ``name``, ``category``,
-        ``kind``, ``layer`` and ``detail`` are indices into the texts below. ``launch`` and ``forward`` are rows of this
-        table: the call that launched the device work, and the op that this row is the backward of. ``event`` is the row
-        of `perfnb.attribution.events.all_events`. A value of -1 means that there is none.
+        One row per interval, sorted by track, depth and start. ``start`` and ``duration`` are in nanoseconds, and
+        ``start`` is relative to the start of the first traced step. Events that end after their parent are cut.
+        ``depth`` is the nesting depth. ``name``, ``category``, ``kind``, ``layer`` and ``detail`` are indices into the
+        texts below. ``launch`` and ``forward`` are rows in this table: the call that launched the device work, and the
+        forward op to which a backward event belongs. ``event`` is the row in `perfnb.attribution.events.all_events`. A
+        value of -1 means that there is none.
     names, categories, kinds, layers, details : tuple of str
         The texts. `kinds` are phases and ``recompute``, and `details` are input shapes.
     memory : tuple of MemoryCurve
         The memory curves, if memory was watched or recorded in a loaded trace.
     zero_ns : int
-        The number to add to ``start`` to get the trace's own time.
+        The number to add to ``start`` to convert it to the trace's own time.
     """
 
     tracks: tuple[Track, ...]
@@ -91,7 +92,7 @@ class Timeline:
         return len(self.rows)
 
     def of(self, kind: str) -> list[Track]:
-        """Return the tracks of a kind."""
+        """Return all tracks of the given kind."""
         return [track for track in self.tracks if track.kind == kind]
 
     def rows_on(self, track: Track) -> pd.DataFrame:
@@ -100,7 +101,7 @@ class Timeline:
 
     @property
     def span_ns(self) -> tuple[int, int]:
-        """The start of the first interval and the end of the last."""
+        """The start of the earliest interval and the end of the latest."""
         if self.rows.empty:
             return 0, 0
         return int(self.rows["start"].min()), int((self.rows["start"] + self.rows["duration"]).max())
@@ -119,7 +120,7 @@ class TextNumbers(dict[str, int]):
 
 
 def rows_of(start: Ints, end: Ints, **columns: Ints | int) -> pd.DataFrame:
-    """Return a track's rows, ordered by depth and time. Missing columns are filled with -1, and depth with 0."""
+    """Return a track's rows, sorted by depth and time. Missing columns are filled with -1, or with 0 for ``depth``."""
     values: dict[str, Ints | int] = {**dict.fromkeys(_COLUMNS, NONE), "depth": 0, "kind": OTHER}
     values |= {"start": start, "duration": np.maximum(end - start, 0), **columns}
     whole = {name: np.broadcast_to(np.asarray(value, dtype=np.int64), len(start)) for name, value in values.items()}
@@ -128,7 +129,7 @@ def rows_of(start: Ints, end: Ints, **columns: Ints | int) -> pd.DataFrame:
 
 
 def lanes(start: Ints, end: Ints) -> Ints:
-    """Return the first line for each interval where it does not overlap an earlier interval.
+    """Return the first line on which each interval does not overlap an earlier interval.
 
     For nested intervals, this is their depth.
 
@@ -150,9 +151,9 @@ def lanes(start: Ints, end: Ints) -> Ints:
 
 
 def _reached(following: Ints) -> np.ndarray:
-    """Return which positions can be reached from the first, where `following` is each position's successor.
+    """Return a flag for each position that can be reached from the first one by following successors.
 
-    The strides are doubled.
+    `following` contains each position's successor. The algorithm doubles the stride in each iteration.
     """
     jump = np.append(following, len(following))
     hit = np.zeros(len(jump), dtype=bool)
@@ -166,9 +167,9 @@ def _reached(following: Ints) -> np.ndarray:
 
 
 def apart(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a track's rows, ordered by depth and time.
+    """Return a track's rows, sorted by depth and time.
 
-    If rows at the same depth overlap, each is placed on the first free line.
+    If rows at the same depth overlap, each row is moved to the first free line.
     """
     rows = rows.iloc[np.lexsort((rows["start"], rows["depth"]))].reset_index(drop=True)
     depth, start = rows["depth"].to_numpy(), rows["start"].to_numpy()
@@ -181,7 +182,7 @@ def apart(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def kinds_of(attribution: Attribution) -> Ints:
-    """Return each block's index in `KINDS`, or `OTHER` for an unknown phase."""
+    """Return the index in `KINDS` of each block's kind, or `OTHER` for an unknown phase."""
     phase = attribution.cells["phase"].cat
     of_phase = np.array([KINDS.index(name) if name in KINDS else OTHER for name in phase.categories], dtype=np.int64)
     recomputed = (attribution.cells["direction"] == "recompute").to_numpy()
@@ -189,12 +190,12 @@ def kinds_of(attribution: Attribution) -> Ints:
 
 
 def layer_names(recording: Recording) -> list[str]:
-    """Return the texts that layer numbers refer to: the layers, followed by the table rows that are not modules."""
+    """Return the texts for layer numbers: the names of the layers, followed by the table rows that are not modules."""
     return [*map(str, recording.modules["name"]), *SPECIAL_ROWS]
 
 
 def layers_of(recording: Recording, attribution: Attribution) -> Ints:
-    """Return the number of the layer that owns each block, or -1 if there is none (see `layer_names`)."""
+    """Return the number in `layer_names` of the layer that owns each block, or -1 if there is none."""
     names = layer_names(recording)
     place = {name: code for code, name in reversed(list(enumerate(names)))}
     owners, labels = pd.factorize(owner_names(recording, attribution))
@@ -203,21 +204,21 @@ def layers_of(recording: Recording, attribution: Attribution) -> Ints:
 
 
 def joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the rows of all tracks, one track after another."""
+    """Return the concatenated rows of all tracks."""
     return pd.concat(tables, ignore_index=True) if tables else rows_of(np.array([], dtype=np.int64), np.array([], int))
 
 
-#: Category of merged events.
+#: The category of merged events.
 JOINED = "joined"
-#: Most points of a memory curve.
+#: The maximum number of points in a memory curve.
 _MOMENTS = 4000
 
 
 def coarser(timeline: Timeline, shortest_ns: int) -> Timeline:
-    """Merge neighbouring events that are shorter than `shortest_ns` into one block.
+    """Merge neighbouring events that are shorter than `shortest_ns` into blocks.
 
-    Events are neighbours if they are on the same line of a track with less than `shortest_ns` between them. A block is
-    called ``12 short events`` and has the category ``joined``. Its kind is the one that takes most of its time, or
+    Events are neighbours if they are on the same line of a track and less than `shortest_ns` apart. A block has a name
+    such as ``12 short events`` and the category ``joined``. Its kind is the one that accounts for most of its time, or
     ``other``. Short events without neighbours are kept.
     """
     joined_rows, first = _joins(timeline, shortest_ns)
@@ -250,7 +251,7 @@ def coarser(timeline: Timeline, shortest_ns: int) -> Timeline:
 
 
 def longest_of(timeline: Timeline, events: int) -> Timeline:
-    """Return the timeline with at most this many events, keeping the longest.
+    """Return a timeline that only contains the `most` longest events.
 
     Texts that are no longer used are dropped.
     """
@@ -275,14 +276,14 @@ def size_of_coarser(timeline: Timeline, shortest_ns: int) -> int:
 
 
 def _joins(timeline: Timeline, shortest_ns: int) -> tuple[Ints, Ints]:
-    """Return the rows to be merged, in order, and where each group of them starts."""
+    """Return the rows to be merged, in order, and the positions at which groups start."""
     rows = timeline.rows
     start, duration, depth = (rows[name].to_numpy() for name in ("start", "duration", "depth"))
     track = np.repeat(np.arange(len(timeline.tracks)), [track.count for track in timeline.tracks])
     short = np.flatnonzero(duration < shortest_ns)
     if len(short) == 0:
         return short, short
-    # A longer event between two of them separates them.
+    # Short events are separated by any longer event between them.
     neighbours = (np.diff(short) == 1) & (np.diff(track[short]) == 0) & (np.diff(depth[short]) == 0)
     near = start[short[1:]] - (start + duration)[short[:-1]] < shortest_ns
     first = np.flatnonzero(np.concatenate([[True], ~(neighbours & near)]))
@@ -293,7 +294,7 @@ def _joins(timeline: Timeline, shortest_ns: int) -> tuple[Ints, Ints]:
 
 
 def _kinds(kind: Ints, weight: Ints, count: Ints) -> Ints:
-    """Return, for each group, the kind that takes more than half of its time."""
+    """Return the kind that accounts for more than half of each group's time."""
     series = np.repeat(np.arange(len(count)), count)
     time = np.bincount(series * len(KINDS) + kind, weights=weight + 1.0, minlength=len(count) * len(KINDS))
     table = time.reshape(len(count), len(KINDS))
@@ -307,7 +308,7 @@ def _tracks(tracks: tuple[Track, ...], kept: Bools) -> tuple[Track, ...]:
 
 
 def _thinned(curve: MemoryCurve) -> MemoryCurve:
-    """Return the curve reduced to the maximum of each time bin, its first value and its last value."""
+    """Return the curve reduced to the maximum in each time bin, plus its first and last values."""
     if len(curve.bytes) <= _MOMENTS:
         return curve
     rows = fullest(curve.times_ns, curve.bytes, _MOMENTS)

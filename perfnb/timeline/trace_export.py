@@ -22,7 +22,7 @@ from perfnb.trace.kineto import DERIVED, INSTANT, MEMORY
 from perfnb.trace.trace_steps import step_of
 from perfnb.trace_names import DATA_SPAN, LAYER_SPAN, SPAN_CATEGORY, STEP_SPAN, number_behind
 
-#: Names of numeric columns in a trace.
+#: The names that traces use for numeric columns.
 _ARGUMENTS = {
     "device": "device", "stream": "stream", "correlation": "correlation", "external_id": "External id",
     "sequence": "Sequence number", "forward_thread": "Fwd thread id", "wait_stream": "wait_on_stream",
@@ -31,9 +31,9 @@ _ARGUMENTS = {
 _TEXTS = {
     "shapes": "Input Dims", "collective": "Collective name", "group": "Process Group Name", "dtype": "dtype",
 }  # fmt: skip
-#: Process number of perfnb's own tracks, or the next free one.
+#: The process number for perfnb's own tracks. If it is taken, the next free number is used.
 _OWN_PROCESS = 1_000_000_000
-#: Like `_ARGUMENTS`, for allocations and frees.
+#: The same as `_ARGUMENTS`, but for allocations and frees.
 _OF_MEMORY = {
     "reserved": "Total Reserved", "allocated": "Total Allocated", "bytes": "Bytes", "address": "Addr",
     "device": "Device Id", "device_type": "Device Type",
@@ -42,10 +42,10 @@ _NAMED_FLOWS = {"launch": "ac2g", "forward": "fwdbwd"}
 
 
 def trace_text(recording: Recording, timeline: Timeline) -> Iterator[bytes]:
-    """Yield the JSON of a trace that chrome://tracing, Perfetto and `perfnb.load` open.
+    """Yield the JSON of a trace that can be opened with chrome://tracing, Perfetto and `perfnb.load`.
 
-    It contains the recording's events. Steps, phases and layers are on separate tracks, which `perfnb.load` ignores and
-    recomputes. Arrows point from launches to the launched work, and from ops to their backward.
+    The trace contains the recording's events. Steps, phases and layers are on separate tracks, which `perfnb.load`
+    ignores and recomputes. Arrows lead from launches to the launched work, and from ops to their backward.
     """
     return writer.document(_parts(recording, timeline), _facts(recording))
 
@@ -96,7 +96,7 @@ def _places(events: pd.DataFrame, rows: pd.DataFrame) -> Flow:
 
 
 def _own_spans(recording: Recording, events: pd.DataFrame) -> Any:
-    """Return which events are perfnb's layer spans, whose names in a trace contain their numbers.
+    """Return a flag for each event that is one of perfnb's layer spans. Their names in a trace contain their numbers.
 
     Module calls recorded by torch are included if perfnb added layers inside them.
     """
@@ -130,7 +130,7 @@ def _events(recording: Recording, timeline: Timeline, events: pd.DataFrame) -> I
 
 
 def _names_of(recording: Recording, events: pd.DataFrame) -> TextColumn:
-    """Return the names in the trace."""
+    """Return the names of the events in the trace."""
     codes, labels = text(events, "name")
     spans = np.flatnonzero(_own_spans(recording, events))
     numbers = column(events, "span")[spans]
@@ -142,9 +142,9 @@ def _names_of(recording: Recording, events: pd.DataFrame) -> TextColumn:
 def _readable(
     names: TextColumn, recording: Recording, events: pd.DataFrame, layer: TextColumn, order: Ints
 ) -> TextColumn:
-    """Return names with perfnb's own marks replaced by the things that they mark.
+    """Replace the names of perfnb's own marks with the names of the steps or layers that they mark.
 
-    Replacements are appended at the end.
+    New names are appended at the end.
     """
     of_ops = (events["category"] == SPAN_CATEGORY).to_numpy(dtype=bool)
     texts, codes = list(names.texts), names.codes.copy()
@@ -183,7 +183,7 @@ def _found_out(timeline: Timeline, size: int, order: Ints) -> Mapping[str, TextC
 
 
 def _derived(timeline: Timeline, process: int) -> Iterator[str]:
-    """Yield steps, phases and layers, each as a thread in a separate process."""
+    """Yield the steps, phases and layers as threads of a separate process."""
     for track, thread, rows in _own_threads(timeline):
         none = np.full(len(rows), NONE, dtype=np.int64)
         args: dict[str, Column] = {"layer": TextColumn(timeline.layers, rows["layer"].to_numpy())}
@@ -201,7 +201,7 @@ def _derived(timeline: Timeline, process: int) -> Iterator[str]:
 
 
 def _own_threads(timeline: Timeline) -> Iterator[tuple[Track, int, pd.DataFrame]]:
-    """Yield tracks with a number and rows. If a track's intervals cross, each of its lines gets its own number."""
+    """Yield each track with a number and its rows. If a track's intervals cross, its lines have separate numbers."""
     number = 0
     for track in timeline.tracks:
         if track.kind in OF_EVENTS:
@@ -214,7 +214,7 @@ def _own_threads(timeline: Timeline) -> Iterator[tuple[Track, int, pd.DataFrame]
 
 
 def _nest(rows: pd.DataFrame) -> bool:
-    """Return whether each row lies within a row at the depth above it."""
+    """Check for each row whether it lies within a row at the next higher level."""
     depth, start = rows["depth"].to_numpy(), rows["start"].to_numpy()
     end = start + rows["duration"].to_numpy()
     for level in range(1, int(depth.max(initial=0)) + 1):
@@ -226,7 +226,10 @@ def _nest(rows: pd.DataFrame) -> bool:
 
 
 def _names(recording: Recording, timeline: Timeline, events: pd.DataFrame, own: int) -> Iterator[str]:
-    """Yield the names of processes and threads, from the loaded trace or otherwise from the timeline."""
+    """Yield the names of processes and threads.
+
+    They come from the loaded trace, or from the timeline if there is none.
+    """
     yield from writer.process_name(own, "perfnb", place=-1)
     for track, number, rows in _own_threads(timeline):
         deeper = f" {int(rows['depth'].iloc[0])}" if len(rows) < track.count and len(rows) else ""

@@ -1,5 +1,5 @@
-"""Read trace files in any format into columns of events. This room does not import torch.
+"""Read trace files in any format into columns of events. This package does not import torch.
 
-The room is large because it reads seven formats from other programs, with one module for each, within limits that are
-enforced while a file is being decoded.
+The package is large because it reads seven formats that other programs write. There is a module for each format, and
+all of them enforce limits while a file is being decoded.
 """

@@ -1,8 +1,8 @@
 """Read Chrome traces from programs other than torch.profiler.
 
-TensorFlow, JAX and Horovod write such traces, and so may any other program. Their arrays need no end, their intervals
-may be pairs of start (``B``) and end (``E``), and some contain durations that no clock can have measured. The names of
-their processes identify the devices and hosts of TensorFlow 2 and JAX.
+TensorFlow, JAX, Horovod and many other programs write such traces. In these files, the array of events may lack its
+closing bracket, an interval may consist of a start event (``B``) and an end event (``E``), and some durations are
+impossibly long. In traces from TensorFlow 2 and JAX, the process names identify devices and hosts.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from perfnb.trace_names import OPS
 
 _TORCHS = {*WRITTEN, *OLD_CATEGORIES, "Trace", INSTANT, DERIVED, "ac2g", "fwdbwd", "async_cpu_to_gpu"}
 _TORCHS_JSON = frozenset(map(msgspec.json.encode, _TORCHS))
-#: Keys next to the events that only torch.profiler writes.
+#: Keys next to the list of events that only torch.profiler writes.
 _TORCHS_KEYS = re.compile(rb'"(?:schemaVersion|deviceProperties|distributedInfo|baseTimeNanoseconds|perfnb)"\s*:')
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"([^"\\]{0,80})"')
 _EVENT = re.compile(rb'"ph"\s*:\s*"')
-#: An interval that lasts longer than a day and ten times as long as everything else is a mistake.
+#: An interval must be an error if it lasts longer than a day, and more than ten times as long as the rest of the trace.
 _DAY_NS, _TIMES = 86_400 * 10**9, 10
 _TAIL = 2**12
-#: Phases of events that are not shown: instants, counters, asynchronous and object events, without flows.
+#: The phases of events that are not shown: instants, counters, asynchronous events and object events, but not flows.
 _NOT_SHOWN = frozenset("iIRCbenTFSpNOD")
 
 
 class _ForeignEvent(msgspec.Struct, gc=False):
-    # An argument that may hold anything is decoded when it is used.
+    # An argument that may contain anything is only decoded when it is used.
     ph: str = ""
     cat: Raw = NO_TEXT
     name: Raw = NO_TEXT
@@ -76,7 +76,7 @@ class _Interval(NamedTuple):
 
 
 _NO_ARGS: dict[str, Stat] = {}
-#: A number or text, as the value of an argument.
+#: An argument's value that is a number or text.
 _SIMPLE = (b'"', b"-", *(b"%d" % digit for digit in range(10)))
 _ARGS = msgspec.json.Decoder(_ForeignArgs)
 _DECODERS: Decoders[_ForeignEvent] = Decoders(_ForeignEvent)
@@ -85,7 +85,8 @@ _DECODERS: Decoders[_ForeignEvent] = Decoders(_ForeignEvent)
 def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> TraceColumns:
     """Read a file.
 
-    Errors are as in `perfnb.trace.kineto.read`, which reads the file if torch.profiler wrote it after all.
+    If it turns out that torch.profiler wrote the file, it is read with `perfnb.trace.kineto.read`. The same errors are
+    raised as in that function.
     """
     given, limits = limits, limits.whole()
     found = _Intervals(str(path), limits)
@@ -98,7 +99,7 @@ def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> Trac
 
 
 def _closed(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Close an array that was never closed, and remove a comma before its end. Both are legal in these files."""
+    """Close an unclosed array, and remove a trailing comma. Both are allowed in these files."""
     held, is_array = b"", None
     for block in blocks:
         if is_array is None and (first := block.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]):
@@ -116,7 +117,7 @@ def _closed(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class _Intervals:
-    """A trace's intervals, and the names of its processes and threads."""
+    """The intervals in a trace, and the names of its processes and threads."""
 
     def __init__(self, source: str, limits: Limits) -> None:
         self._source = source
@@ -166,24 +167,25 @@ class _Intervals:
                 self._threads[process, self._ids[event.tid]] = cut(name)
 
     def _time(self, value: Loose) -> int:
-        """Return nanoseconds, or 0 if there is no time."""
+        """Convert a time to nanoseconds. The result is 0 if there is no time."""
         with suppress(InvalidOperation):
             number = Decimal(0 if value is None else value)
-            # Done loosely, before it becomes an int of perhaps a million digits: `Rows` refuses times too far away, and
-            # a duration that has wrapped around counts as no time.
+            # This is an approximate check, because the time could otherwise become an int with a million digits. `Rows`
+            # rejects
+            # times that are too far away, and a duration that has wrapped around is treated as 0.
             if -FAR_NS < number < FAR_NS:
                 return round(number * 1000)
         raise odd_time(self._source, "a ts or dur in it", ascii(value)[:40])
 
     def _paired(self, rows: Rows) -> Iterator[_Interval]:
-        """Yield intervals made from starts and ends, in the order of their starts.
+        """Pair starts with ends, and yield the resulting intervals in the order of their starts.
 
-        An end closes the latest open interval on its thread. Of two intervals with the same times, the first counts as
-        the outer one.
+        An end closes the most recent open interval on its thread. If two intervals have the same times, the first one
+        is treated as the outer one.
         """
         open_starts = ends_alone = 0
         for events in self._ends.values():
-            events.sort(key=lambda event: event[0])  # at equal times in the order of the file
+            events.sort(key=lambda event: event[0])  # in file order if times are equal
             started: list[_Interval] = []
             stack: list[int] = []
             for time, start in events:
@@ -198,12 +200,12 @@ class _Intervals:
             open_starts += len(stack)
             yield from started
         if open_starts:
-            rows.caveats.append(f"Events that start and never end, and count as taking no time: {open_starts:,}.")
+            rows.caveats.append(f"Events without an end (treated as taking no time): {open_starts:,}.")
         if ends_alone:
-            rows.caveats.append(f"Ends of events that never start, left out: {ends_alone:,}.")
+            rows.caveats.append(f"Ends of events without a start (left out): {ends_alone:,}.")
 
     def _believed(self, intervals: list[_Interval], rows: Rows) -> list[_Interval]:
-        """Set the duration of intervals that no clock can have measured to zero."""
+        """Set the durations of impossibly long intervals to zero."""
         starts = [one.start for one in intervals]
         most = max(_DAY_NS, _TIMES * (max(starts) - min(starts))) if starts else 0
         absurd = [one for one in intervals if one.duration > most]
@@ -212,7 +214,7 @@ class _Intervals:
         longest = duration(max(one.duration for one in absurd) / 1e6)
         names = ", ".join(dict.fromkeys(ascii(one.name)[1:-1][:60] for one in absurd[:3]))
         rows.caveats.append(
-            f"Events that cannot have lasted as long as the file says (up to {longest}), and count as taking no time: "
+            f"Events with impossible durations of up to {longest} (treated as taking no time): "
             f"{len(absurd):,} ({names})."
         )
         return [one._replace(duration=0) if one.duration > most else one for one in intervals]
@@ -239,14 +241,14 @@ class _Intervals:
         if planes:
             rows.caveats += CAVEATS
         if self._not_shown:
-            rows.caveats.append(f"Instants, counters and asynchronous events, not shown: {self._not_shown:,}.")
+            rows.caveats.append(f"Instants, counters and asynchronous events (not shown): {self._not_shown:,}.")
         trace = rows.columns(negative_durations=self._negative)
         unit_ns = resolution(trace.start_ns, trace.duration_ns) if len(trace) else 1
         return replace(trace, unit_ns=unit_ns)
 
 
 def _args(given: Raw) -> dict[str, Stat]:
-    """Return the arguments that are used and that are numbers or texts."""
+    """Return the arguments that perfnb uses, if they are numbers or text."""
     found: dict[str, Stat] = {}
     with suppress(msgspec.DecodeError, UnicodeDecodeError):
         if (text := bytes(given)).startswith(b"{"):
@@ -271,5 +273,5 @@ READER = Reader(
     (".json", ".json.gz"),
     _recognise,
     read,
-    ("A program other than torch.profiler wrote this trace: what it names counts as ops.",),
+    ("This trace was not written by torch.profiler, so the events that it names are treated as ops.",),
 )

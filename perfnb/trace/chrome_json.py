@@ -1,10 +1,11 @@
 """Decode the JSON of a Chrome trace piece by piece.
 
-The result is the same as when decoding it as a whole, with far less memory. A piece ends where one event seems to end
-and another to start. The decoder proves whether this is the case. The state of a JSON parser follows from the preceding
-text, so if the piece, closed by a bracket, is a list, then the list was also open between two of its elements at this
-place in the whole text. If it is not a list, a longer piece is tried, up to the end of the text or the largest amount
-that is kept in memory. Only text that is still not a list then is searched for the damaged byte.
+The result is the same as if the JSON were decoded as a whole, but much less memory is needed. A piece ends at a
+position where one event seems to end and another one to start. To check whether this is the case, the piece is closed
+with a bracket and decoded. A JSON parser's state only depends on the preceding text, so if the closed piece is a valid
+list, the position is also between two elements of the list in the whole text. If it is not a valid list, a longer piece
+is tried, up to the end of the text or the maximum size that is held in memory. If the longest piece is not a valid list
+either, it is searched for the damaged byte.
 """
 
 from __future__ import annotations
@@ -29,20 +30,21 @@ from perfnb.trace.trace_file import MAX_DEPTH, Limits, too_deep, too_many
 
 Time = TypeVar("Time")
 OneEvent = TypeVar("OneEvent")
-#: The key under which a part of the events is decoded with the text before or after them in the file; no file has it.
+#: The key under which some of the events are decoded together with the text before or after the list. It does not occur
+#: in any file.
 INNER_KEY = token_hex()
-#: The forms of a number in a trace that went through other programs.
+#: The possible types of a number in a trace that was processed by other programs.
 Loose = int | float | str | None
-#: Text that an event does not have.
+#: The value for missing text.
 NO_TEXT = Raw(b"")
 
 
-#: The argument where perfnb keeps its own name of an event that it writes under a readable one.
+#: The argument where perfnb stores an event's internal name if it writes the event under a readable name.
 OWN_NAME = "perfnb name"
 
 
 class Args(msgspec.Struct, frozen=True, gc=False):
-    """An event's arguments."""
+    """The arguments of an event."""
 
     external_id: Loose = msgspec.field(default=MISSING, name="External id")
     old_external_id: Loose = msgspec.field(default=MISSING, name="external id")
@@ -96,13 +98,13 @@ class Event(msgspec.Struct, Generic[Time], gc=False):
     args: Args | None = NO_ARGS
 
 
-#: Fast, and exact only below 2**43 microseconds.
+#: These are fast, but only exact below 2**43 microseconds.
 Quick = int | float | str
 AnyEvent = Event[Quick] | Event[Decimal]
 
 
 class Top(msgspec.Struct, Generic[OneEvent]):
-    """The text around the events, or a whole trace."""
+    """The contents of a trace: only the parts around the events, or all of it."""
 
     events: list[OneEvent] | UnsetType = msgspec.field(default=UNSET, name=INNER_KEY)
     whole: list[OneEvent] | UnsetType = msgspec.field(default=UNSET, name="traceEvents")
@@ -125,15 +127,16 @@ class Decoders(Generic[OneEvent]):
 QUICK: Decoders[Event[Quick]] = Decoders(Event[Quick])
 _EXACT: Decoders[Event[Decimal]] = Decoders(Event[Decimal])
 
-#: Bytes of one event, or of everything before or after the events: this much text is held in memory.
+#: The maximum size in bytes of a single event, or of the text before or after the events. This much text is held in
+#: memory.
 _MOST_HELD = 64 * 2**20
-#: Bytes of a piece: small enough that even a million empty events in it need little memory.
+#: The size of a piece in bytes. It is so small that a piece needs little memory even if it consists of empty events.
 _PIECE = 2**19
 _BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*(?=\{)")
 _START_OF_EVENTS = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
-#: How many places where the events may start are tried.
+#: The maximum number of positions that are tried as the start of the events.
 _TRIES = 20
-#: The bytes that are searched for the place of a damage.
+#: The maximum number of bytes that are searched for a damaged byte.
 _SEARCHED = 4 * 2**20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _NOT_BLANK = re.compile(rb"[^ \t\r\n]")
@@ -153,20 +156,20 @@ _AGAIN = "copy or record it again"
 
 @dataclass(frozen=True)
 class Piece(Generic[OneEvent]):
-    """Some of the events, and the JSON from which they were decoded, which starts at byte `place` in the text."""
+    """Some of the events, with the JSON from which they were decoded. It starts at byte `place` in the text."""
 
     events: list[OneEvent]
     text: bytes
     place: int
 
     def exactly(self, source: str) -> list[Event[Decimal]]:
-        """Return the same events with all digits of their times."""
+        """Return the same events with the full precision of their times."""
         try:
             if self.text.startswith(_BARE):
                 return _EXACT.events.decode(self.text)
             return _events_of(_EXACT.trace.decode(self.text))
         except _UNDECODED as error:
-            raise odd_time(source, f"a ts or dur after byte {self.place:,}", "it is no number") from error
+            raise odd_time(source, f"a ts or dur after byte {self.place:,}", "it is not a number") from error
 
 
 class ChromeJson(Generic[OneEvent]):
@@ -185,7 +188,7 @@ class ChromeJson(Generic[OneEvent]):
     Attributes
     ----------
     facts : dict
-        The other contents of the trace, by the fields of `Top`. They are complete after the last piece.
+        The other contents of the trace, by the field names of `Top`. They are complete after the last piece.
     """
 
     def __init__(
@@ -197,7 +200,7 @@ class ChromeJson(Generic[OneEvent]):
         self._limits = limits
         self._blocks = iter(blocks)
         self._text = bytearray()  # read but not decoded yet
-        self._place = 0  # where it starts in the text
+        self._place = 0  # its position in the whole text
         self._ended = False
         self._events = 0
 
@@ -225,7 +228,7 @@ class ChromeJson(Generic[OneEvent]):
         yield self._piece(events, text, place)
 
     def _open(self) -> bytes:
-        """Go to the first event. Return the text that must precede the remaining text to make it valid JSON."""
+        """Skip to the first event, and return the prefix that makes the remaining text valid JSON."""
         self._fill(_PIECE)
         if self._text.startswith(_BYTE_ORDER_MARK):
             self._drop(len(_BYTE_ORDER_MARK))
@@ -238,12 +241,12 @@ class ChromeJson(Generic[OneEvent]):
             return _BARE
         while True:
             tries = 0
-            # In a copy, because the search would prevent the text from being cut.
+            # This searches a copy, because the text could not be shortened during a search.
             for found in islice(_START_OF_EVENTS.finditer(bytes(self._text)), _TRIES):
                 tries += 1
                 start, end = found.span()
                 top = self._decode(self._decoders.trace, self._text[:start] + _INNER + b"]}")
-                if top is not None:  # otherwise this is inside another value
+                if top is not None:  # otherwise, this is inside another value
                     self._take(top)
                     self._drop(end)
                     return _INSIDE
@@ -251,7 +254,7 @@ class ChromeJson(Generic[OneEvent]):
                 if self._decode(_SYNTAX, self._text) is None:
                     raise self._damaged()
                 why = "it is JSON without a list of events called traceEvents"
-                raise no_trace(self._source, why, "give another file")
+                raise no_trace(self._source, why, "pass another file")
             self._fill(2 * len(self._text))
 
     def _pieces_before_the_last(self) -> Iterator[Piece[OneEvent]]:
@@ -302,7 +305,7 @@ class ChromeJson(Generic[OneEvent]):
             if len(self._text) > _MOST_HELD:
                 raise TraceError(
                     f"{self._source} was not read: no event ends within {size(_MOST_HELD)} after byte {self._place:,}, "
-                    "so it is damaged there or no trace."
+                    "so it is either damaged or not a trace."
                 )
             block = next(self._blocks, None)
             if block is None:
@@ -315,7 +318,7 @@ class ChromeJson(Generic[OneEvent]):
         self._place += count
 
     def _decode(self, decoder: msgspec.json.Decoder[Decoded], text: bytes | bytearray) -> Decoded | None:
-        """Return the contents of a text, or ``None`` if it is not what the decoder expects."""
+        """Decode a text. The result is ``None`` if the decoder does not accept the text."""
         try:
             return decoder.decode(text)
         except RecursionError as error:
@@ -324,15 +327,15 @@ class ChromeJson(Generic[OneEvent]):
             return None
 
     def _damaged(self) -> TraceError:
-        """Return an error for the current text, where something is not the expected value."""
+        """Return an error for an invalid value in the current text."""
         byte = self._place + _damage(self._text, self._decoders.event)
-        advice = "a name with a quote or a line break in it, and a number such as NaN, are not JSON"
+        advice = "JSON does not allow unescaped quotes and line breaks in names, or numbers such as NaN"
         return no_trace(self._source, f"it is damaged or cut off after byte {byte:,}", f"{advice}; {_AGAIN}")
 
 
 def _damage(text: bytearray, event: msgspec.json.Decoder[Any]) -> int:
-    """Return where a list of events, given without its opening bracket, stops being valid, or where it ends."""
-    # A byte is a letter here, so that places in one are those in the other; structure in JSON is ASCII.
+    """Return the position at which a list of events ends or becomes invalid, given without its opening bracket."""
+    # Each byte is decoded as one character, so positions are the same in both. JSON's structural characters are ASCII.
     words, place = text[:_SEARCHED].decode("latin-1"), 0
     try:
         while (found := _NEXT.search(words, place)) is not None and found[0] not in "]}":
@@ -349,12 +352,12 @@ def _damage(text: bytearray, event: msgspec.json.Decoder[Any]) -> int:
 
 
 def depth_of(text: bytes) -> int:
-    """Return how deeply the brackets in a JSON text are nested."""
-    # The rest of a run of backslashes escapes the next character; only a quote matters here.
+    """Return the nesting depth of the brackets in a JSON text."""
+    # After pairs of backslashes are removed, a backslash escapes the next character, which only matters for quotes.
     plain = text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
     # One byte each: 1 for an opening bracket, -1 for a closing one, 0 for a quote.
     steps = np.frombuffer(plain.translate(_STEPS, _NOT_STRUCTURE), dtype=np.int8)
-    # The number of quotes so far, modulo 256, which is as good as the number for telling odd from even.
+    # The number of preceding quotes, modulo 256, which still shows whether the number is odd or even.
     outside_strings = np.cumsum(steps == 0, dtype=np.uint8) & 1 ^ 1
     return int(np.cumsum(steps * outside_strings.view(np.int8), dtype=np.int32).max(initial=0))
 
@@ -367,27 +370,27 @@ def _events_of(top: Top[OneEvent]) -> list[OneEvent]:
 def _no_json(source: str, start: bytes, length: int) -> TraceError:
     """Describe a text that starts with neither an object nor a list."""
     if not start.strip(b" \t\r\n"):
-        return no_trace(source, "it contains only blanks" if length else "it is empty", "record it again")
+        return no_trace(source, "it contains only whitespace" if length else "it is empty", "record it again")
     if not start.strip(b"\0"):
         return no_trace(source, "it contains null bytes instead of text", _AGAIN)
     marked = start.startswith((b"\xff\xfe", b"\xfe\xff"))
     if marked or not any(start[:8:2]) or not any(start[1:8:2]):
         return no_trace(source, "its text is UTF-16 or UTF-32", "save it as UTF-8")
     if any(byte < 9 for byte in start):
-        return no_trace(source, "it is binary, not text", "give another file")
-    return no_trace(source, "it starts with neither a JSON object nor a list", "give another file")
+        return no_trace(source, "it is binary, not text", "pass another file")
+    return no_trace(source, "it starts with neither a JSON object nor a list", "pass another file")
 
 
 def _twice(source: str, name: str) -> TraceError:
-    """Return an error about a key that occurs more than once."""
+    """Return an error for a key that occurs more than once."""
     return no_trace(source, f"it contains {name} twice", "keep the right one and remove the other")
 
 
 def odd_time(source: str, what: str, time: str) -> TraceError:
-    """Return an error about a time that is not a number, or that does not fit in int64 nanoseconds."""
-    return no_trace(source, f"{what} is not a time that perfnb can hold: {time}", _AGAIN)
+    """Return an error for a time that is not a number, or that does not fit in int64 nanoseconds."""
+    return no_trace(source, f"{what} is not a time that perfnb can represent: {time}", _AGAIN)
 
 
 def no_trace(source: str, why: str, advice: str) -> TraceError:
-    """Return an error about a text that is not a trace."""
+    """Return an error for a text that is not a trace."""
     return TraceError(f"{source} is not a Chrome trace that perfnb can read: {why}; {advice}.")

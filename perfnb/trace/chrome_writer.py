@@ -1,6 +1,6 @@
 """Write Chrome traces piece by piece.
 
-They are JSON as torch.profiler would write it, which chrome://tracing and Perfetto can open.
+The JSON has the same format as torch.profiler's, and can be opened in chrome://tracing and Perfetto.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import numpy as np
 
 from perfnb.trace.columns import MISSING, Ints
 
-#: The number of events that are written at once.
+#: The number of events that are written together.
 _CHUNK = 20_000
 _GZIP, _LEVEL = 31, 6
 
 
 class TextColumn(NamedTuple):
-    """A column of text: the labels, and each event's code, which is -1 if it has no text."""
+    """A column of text, consisting of the labels and a code for each event, which is -1 if the event has no text."""
 
     texts: Sequence[str]
     codes: Ints
 
 
 class Json(NamedTuple):
-    """A column like `TextColumn`, but with texts that contain JSON values.
+    """A column like `TextColumn`, but for texts that are JSON values.
 
-    Valid JSON is written unchanged, and anything else is written as text.
+    Valid JSON is written unchanged. Anything else is written as a string.
     """
 
     texts: Sequence[str]
@@ -37,7 +37,7 @@ class Json(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """The places of arrow starts, arrow ends or instants: the process, thread and nanoseconds of each."""
+    """The positions of arrow starts, arrow ends or instants. Each has a process, a thread and a time in nanoseconds."""
 
     process: Ints
     thread: Ints
@@ -56,13 +56,14 @@ def slices(
     thread: Ints,
     args: Mapping[str, Column],
 ) -> Iterator[str]:
-    """Write complete events (``ph: X``). Each event gets those of `args` that are not -1."""
+    """Write complete events (``ph: X``). Values of `args` are omitted from an event if they are -1."""
     for first in range(0, len(start_ns), _CHUNK):
         part = slice(first, first + _CHUNK)
         fields = zip(
             _written(name, part),
             _written(category, part),
-            # Viewers put events without a thread anywhere: -1, as torch writes it, stays.
+            # A thread of -1 is written, as torch does, because viewers display events without a thread in arbitrary
+            # places.
             _ids("pid", process[part], None),
             _ids("tid", thread[part], None),
             _microseconds(start_ns[part]),
@@ -77,9 +78,9 @@ def slices(
 
 
 def instants(name: str, category: str, places: Flow, args: Mapping[str, Column]) -> Iterator[str]:
-    """Write events with the same name and without duration (``ph: i``).
+    """Write events that have the same name and no duration (``ph: i``).
 
-    Each event gets those of `args` that are not -1.
+    Values of `args` are omitted from an event if they are -1.
     """
     words = f'"cat":{_text(category)},"name":{_text(name)}'
     for first in range(0, len(places.time_ns), _CHUNK):
@@ -91,7 +92,7 @@ def instants(name: str, category: str, places: Flow, args: Mapping[str, Column])
 
 
 def flows(category: str, starts: Flow, ends: Flow, first: int = 1) -> Iterator[str]:
-    """Write arrows from events to later events (``ph: s`` and ``f``), numbered from `first`."""
+    """Write arrows that lead from events to later events (``ph: s`` and ``f``), numbered from `first`."""
     word = _text(category)
     numbers = range(first, first + len(starts.time_ns))
     for phase, (process, thread, times) in (('"ph":"s"', starts), ('"ph":"f","bp":"e"', ends)):
@@ -102,7 +103,7 @@ def flows(category: str, starts: Flow, ends: Flow, first: int = 1) -> Iterator[s
 
 
 def counter(name: str, process: int, times_ns: Ints, values: Ints, unit: str) -> Iterator[str]:
-    """Write a curve (``ph: C``) whose values each apply from their time on."""
+    """Write a curve (``ph: C``). Each value applies from its time until the time of the next value."""
     word, key = _text(name), _text(unit)
     fields = zip(_microseconds(times_ns), values.tolist(), strict=True)
     lines = [f'{{"ph":"C","name":{word},"pid":{process},"ts":{ts},"args":{{{key}:{value}}}}}' for ts, value in fields]
@@ -111,26 +112,26 @@ def counter(name: str, process: int, times_ns: Ints, values: Ints, unit: str) ->
 
 
 def process_name(process: int, name: str, place: int | None = None) -> Iterator[str]:
-    """Name a process, and set its position among the processes."""
+    """Write a process's name and its position among the processes."""
     yield _metadata("process_name", process, None, name=name)
     if place is not None:
         yield _metadata("process_sort_index", process, None, sort_index=place)
 
 
 def process_labels(process: int, labels: str) -> Iterator[str]:
-    """Describe a process in addition to its name."""
+    """Write a description of a process in addition to its name."""
     yield _metadata("process_labels", process, None, labels=labels)
 
 
 def thread_name(process: int, thread: int, name: str, place: int | None = None) -> Iterator[str]:
-    """Name a thread, and set its position among the threads."""
+    """Write a thread's name and its position among the threads."""
     yield _metadata("thread_name", process, thread, name=name)
     if place is not None:
         yield _metadata("thread_sort_index", process, thread, sort_index=place)
 
 
 def document(events: Iterable[str], facts: Mapping[str, Any]) -> Iterator[bytes]:
-    """Write the whole text: the facts about the trace, followed by its events."""
+    """Write the whole file, which consists of the facts about the trace followed by its events."""
     head = msgspec.json.encode({"schemaVersion": 1, "displayTimeUnit": "ms", **facts})
     yield head[:-1] + b',"traceEvents":[\n'
     between = ""
@@ -141,7 +142,7 @@ def document(events: Iterable[str], facts: Mapping[str, Any]) -> Iterator[bytes]
 
 
 def gzipped(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Compress bytes as a gzip file without a name and time."""
+    """Compress bytes as a gzip file that does not contain a file name or a time."""
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
     for part in parts:
         yield packer.compress(part)
@@ -170,7 +171,7 @@ def _arguments(args: Mapping[str, Column], part: slice, count: int) -> list[str]
 
 
 def _written(column: TextColumn | Json, part: slice) -> list[str]:
-    """Return each event's text as JSON, or empty if it has none. Each text is encoded once per part."""
+    """Return each event's text as JSON, or an empty string if it has none. Each text is only encoded once per part."""
     used, place = np.unique(column.codes[part], return_inverse=True)
     encode = _json if isinstance(column, Json) else _text
     texts = ["" if code == MISSING else encode(column.texts[code]) for code in used.tolist()]

@@ -1,4 +1,4 @@
-"""Determine the elements and the dtype that collectives send from their events' arguments."""
+"""Determine the number of elements and the dtype of collectives' messages from the arguments of their events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfnb.trace_names import COLLECTIVE_OP, COLLECTIVE_PARAMETERS, HOST_BACKEN
 _ON_HOST = re.compile(rf"(?:{'|'.join(HOST_BACKENDS)}|xccl):")
 _ON_DEVICE = re.compile(r"(?:nccl|rccl|oneccl)", re.IGNORECASE)
 _MOST_ELEMENTS, _MOST_SHAPES = 2**62, 100_000
-#: torch's names for its dtypes, in arguments of operators and of collectives.
+#: torch's dtypes, by the names that it uses for them in the arguments of operators and collectives.
 DTYPES = {
     **{"float": "float32", "double": "float64", "c10::half": "float16", "half": "float16"},
     **{"c10::bfloat16": "bfloat16", "bfloat16": "bfloat16", "long": "int64", "long int": "int64", "int": "int32"},
@@ -22,7 +22,7 @@ DTYPES = {
     **{"byte": "uint8", "bool": "bool", "c10::complex<float>": "complex64", "complexfloat": "complex64"},
     **{"float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2", "complexdouble": "complex128"},
 }
-#: Bytes of an element.
+#: The number of bytes per element.
 ITEM_BYTES = {
     **{"float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2},
     **{"int8": 1, "uint8": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "complex128": 16},
@@ -30,20 +30,20 @@ ITEM_BYTES = {
 
 
 def runs_on_host(name: str) -> bool:
-    """Return whether an event with this name starts or runs a collective on the host."""
+    """Check whether an event with this name starts or runs a collective on the host."""
     run = _ON_HOST.match(name) or COLLECTIVE_OP.match(name)
     return name == COLLECTIVE_PARAMETERS or bool(run and collective_kind(name))
 
 
 def may_send(name: str) -> bool:
-    """Return whether an event with this name may describe a collective's message."""
+    """Check whether an event with this name may describe a collective's message."""
     return runs_on_host(name) or _ON_DEVICE.search(name) is not None
 
 
 def message_of(sent: Any, received: Any, dtype: Raw, shapes: Raw, types: Raw) -> tuple[int | None, str]:
-    """Return the number of elements in the larger of the sent and received messages, and torch's name for their dtype.
+    """Return the number of elements in a collective's message, and torch's name for their dtype.
 
-    The result is empty if it is unknown.
+    If the sent and received messages differ, the larger one counts. The result is empty if it is unknown.
     """
     words = [word.lower() for word in _values(dtype) or _values(types) if isinstance(word, str)]
     kind = next((DTYPES.get(word, word) for word in words if word in DTYPES or word in ITEM_BYTES), "")
@@ -53,7 +53,7 @@ def message_of(sent: Any, received: Any, dtype: Raw, shapes: Raw, types: Raw) ->
 
 
 def _elements(shape: Any) -> int:
-    """Return how many elements a tensor or a list of tensors has, given their shapes, or 0 if there is no tensor."""
+    """Return the number of elements in one or several tensors, given their shapes, or 0 if there is none."""
     count, waiting, left = 0, [shape], _MOST_SHAPES
     while waiting and left:
         inner, left = waiting.pop(), left - 1
@@ -66,9 +66,9 @@ def _elements(shape: Any) -> int:
 
 
 def _values(json: Raw) -> list[Any]:
-    """Return the values in a list, or the single text, that an argument contains.
+    """Return the values in an argument that is a list, or the text if the argument is a single text.
 
-    For anything else, the result is empty.
+    For any other argument, the result is empty.
     """
     try:
         value = msgspec.json.decode(bytes(json)) if bytes(json) else []

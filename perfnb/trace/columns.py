@@ -1,4 +1,4 @@
-"""The result of a trace reader: columns of numbers, and the texts to which their codes refer."""
+"""The result of reading a trace: columns of numbers, and the texts to which codes in these columns refer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: In an integer column, a value that the event does not have.
+#: Represents a missing value in an integer column.
 MISSING = -1
 
 Ints = npt.NDArray[np.int64]
@@ -16,19 +16,19 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class MemoryColumns:
-    """A trace's allocations and frees (``[memory]``), column by column, in chronological order.
+    """The allocations and frees in a trace (``[memory]``) as columns, in chronological order.
 
     Attributes
     ----------
     time_ns, process, thread : ndarray of int64
-        The time and place, with the same numbers as in `TraceColumns`.
+        The time, process and thread. Processes and threads have the same numbers as in `TraceColumns`.
     address, bytes : ndarray of int64
         The block's address and size. `bytes` is negative for a free.
     device_type, device : ndarray of int64
-        torch's number for the kind of device (0 is the CPU, 1 CUDA), and the number of the device.
+        torch's number for the type of device (0 is CPU, 1 is CUDA), and the device's index.
     allocated, reserved : ndarray of int64
-        The allocator's totals in bytes after the event. For the CPU, they start from 0 at the beginning of the session,
-        and no memory is reserved.
+        The allocator's totals in bytes after the event. For the CPU, they start at 0 when profiling begins, and no
+        memory is reserved.
     """
 
     time_ns: Ints
@@ -52,34 +52,35 @@ def no_memory() -> MemoryColumns:
 
 @dataclass(frozen=True)
 class TraceColumns:
-    """A trace's complete events (``ph: X``), column by column, in file order.
+    """The complete events in a trace (``ph: X``) as columns, in file order.
 
-    Every column is an array of int64, which contains `MISSING` where an event does not have a value.
+    Every column is an array of int64. Missing values are represented by `MISSING`.
 
     Attributes
     ----------
     names, categories : list of str
-        The labels of the codes. Categories have their current names, even in a trace from 2021.
+        The texts to which the codes refer. Categories have their current names, even in a trace from 2021.
     name, category : ndarray of int64
-        Codes.
+        Codes into `names` and `categories`.
     start_ns, duration_ns : ndarray of int64
-        Nanoseconds. `start_ns` is relative to `base_ns`. No duration is negative (see `negative_durations`).
+        Times in nanoseconds. `start_ns` is relative to `base_ns`. No duration is negative (see `negative_durations`).
     thread, process : ndarray of int64
-        Names, and numbers that exceed int64, are numbered from -2 downwards, in the same way in both columns.
+        The thread and process ids. Names, and numbers that exceed int64, are replaced by numbers from -2 downwards,
+        which are the same in both columns.
     device, stream, correlation, sequence, forward_thread : ndarray of int64
-        From the event's arguments.
+        Values from the event's arguments.
     external_id : ndarray of int64
-        The number of the operator that the event belongs to. Older traces call it ``external id``.
+        The number of the operator to which the event belongs. It is called ``external id`` in older traces.
     python_id, python_parent : ndarray of int64
         The id of a Python call, and the id of the call around it.
     shapes, collective, group : ndarray of int64
         Codes into `shape_texts`, `collective_names` and `group_names`.
     wait_stream, wait_correlation : ndarray of int64
-        The target of a synchronisation: the stream, and the correlation of the call that recorded the event.
+        The stream that a synchronisation waits for, and the correlation of the call that recorded the CUDA event.
     bytes : ndarray of int64
-        The number of bytes that a copy or fill on a device moves.
+        The number of bytes that are moved by a copy or fill on a device.
     elements, dtype : ndarray of int64
-        For a collective's message, the number of elements in its largest argument, and a code into `dtype_names`.
+        The number of elements in a collective's largest argument, and their dtype as a code into `dtype_names`.
     module : ndarray of int64
         The annotation of work in a CUDA graph, as a code into `module_names`.
     memory : MemoryColumns
@@ -87,32 +88,32 @@ class TraceColumns:
     shape_texts : list of str
         The shapes of an operator's inputs, such as ``[[8, 16], [16, 4]]``.
     collective_names, group_names : list of str
-        Names of collectives, such as ``allreduce``, and the name and ranks of process groups, such as ``0 [0, 1]``.
+        Names of collectives, such as ``allreduce``, and names and ranks of process groups, such as ``0 [0, 1]``.
     dtype_names : list of str
-        torch's names, such as ``float32``.
+        torch's names for dtypes, such as ``float32``.
     module_names : list of str
-        Paths of modules, such as ``layers.0.attention``, or other words.
+        Paths of modules, such as ``layers.0.attention``, or other annotations.
     base_ns : int
         The number to add to `start_ns` to get nanoseconds since 1970.
     unit_ns : int
-        The resolution of the file's times in ns: 1, 1000 if all are whole microseconds, 250 if they went through
-        float64.
+        The resolution of the times in the file in ns. It is 1000 if all of them are whole microseconds, 250 if they
+        were converted to float64, and otherwise 1.
     negative_durations : int
-        The number of events that, according to the file, end before they start. Their duration is set to 0.
+        The number of events that end before they start, according to the file. Their duration is set to 0.
     devices : list of dict
         The GPUs, as described in the trace.
     rank, world_size : int or None
-        From the trace's description of the distributed job.
+        The rank and the number of ranks, from the trace's description of the distributed job.
     process_names, process_labels : dict of int to str
-        By number in `process`.
+        Names and descriptions of processes, by the numbers in `process`.
     thread_names : dict of (int, int) to str
-        By numbers in `process` and `thread`.
+        Names of threads, by the numbers in `process` and `thread`.
     perfnb : object
-        perfnb's own data next to the events, unchanged.
+        The unmodified data that perfnb wrote next to the events.
     caveats : list of str
-        Notes on data that is missing from this file, in addition to data that its format cannot record.
+        Notes on data that is missing from this file. Data that the format cannot record is not mentioned.
     of_torch : bool
-        Whether torch.profiler wrote the file, although the reader is one for other traces.
+        Whether torch.profiler wrote the file, even though it was read with a reader for other traces.
     """
 
     names: list[str]
@@ -163,5 +164,5 @@ class TraceColumns:
         return len(self.name)
 
 
-#: The columns of events, in any order.
+#: The names of the event columns, in any order.
 EVENT_COLUMNS = tuple(column.name for column in fields(TraceColumns) if column.type == "Ints")

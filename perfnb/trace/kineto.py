@@ -1,6 +1,6 @@
 """Convert Chrome traces written by torch.profiler (Kineto) into columns, piece by piece.
 
-The decoded events themselves need not stay in memory.
+The decoded events themselves do not need to stay in memory.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from perfnb.trace_names import DEVICE_EVENTS, HOST_EVENTS
 
 Kind = TypeVar("Kind", bound=np.generic)
 
-#: Names of categories in 2021, and their current ones.
+#: The names of categories in 2021, and their current names.
 OLD_CATEGORIES = {
     "Operator": "cpu_op",
     "Kernel": "kernel",
@@ -64,26 +64,28 @@ OLD_CATEGORIES = {
     "Memset": "gpu_memset",
     "Runtime": "cuda_runtime",
 }
-#: The categories that torch.profiler gives to events with a duration, on any device.
+#: The categories that torch.profiler uses for events with a duration, on all devices.
 WRITTEN = {
     *(*HOST_EVENTS, *DEVICE_EVENTS, "collective_comm", "glow_runtime", "hpu_op"),
     *("cuda_event", "cuda_profiler_range", "mtia_runtime", "mtia_ccp_events", "mtia_insight", "mtia_counters"),
     *("mtia_workloadd", "xpu_runtime", "xpu_driver", "xpu_sync", "privateuse1_runtime", "privateuse1_driver"),
 }
 _MOST_RANKS = 2**31
-#: Below this many microseconds a float64 distinguishes neighbouring nanoseconds.
+#: Below this number of microseconds, float64 can distinguish adjacent nanoseconds.
 _FINE_US = 2.0**43
-#: Times beyond this are refused, so that sums and differences of times fit in int64.
+#: Times beyond this are rejected to ensure that the sums and differences of times fit in int64.
 _FAR_US = FAR_NS // 1000
-#: Above this many microseconds a float64 moves in quarters, which some writers round to one decimal.
+#: Above this number of microseconds, float64 has a resolution of a quarter. Some programs round quarters to one
+#: decimal.
 _COARSE_US = 2**50
 _QUARTERS_NS = np.array([0, 200, 250, 500, 750, 800])
-#: An allocation or a free, as an instant; torch's slower exporter gives it a meaningless duration.
+#: The name and category of an allocation or free, which is an instant. torch's slower exporter adds a meaningless
+#: duration.
 MEMORY, INSTANT = "[memory]", "cpu_instant_event"
-#: Category of intervals that perfnb derived from the trace's events, and derives again.
+#: The category of intervals that perfnb derived from the trace's events. They are derived again on loading.
 DERIVED = "perfnb"
 _NOT_TIMED = frozenset(("Trace", INSTANT, DERIVED))
-#: Text that is a number, with no more digits than any that fits.
+#: A number as text, without more digits than could fit.
 _WHOLE = re.compile(r"-?[0-9]{1,30}")
 _UNSIGNED = ("device", "stream", "correlation", "wait_stream", "wait_correlation")
 _SIGNED = ("sequence", "forward_thread", "python_id", "python_parent")
@@ -93,7 +95,8 @@ _OF_MEMORY = {
 }
 _OF_GRAPHS = ("module_fqn", "annotation", "mark")
 _OF_MESSAGE = ("in_elements", "out_elements", "dtype", "shapes", "types")
-#: A column being built: values and number of events, without values if none of the events has one.
+#: A column under construction: the values and the number of events in each part. The values are ``None`` if all are
+#: missing.
 _Parts = list[tuple[Ints | None, int]]
 _MINUS_ONE = 2**32 - 1
 _BLANKS = re.compile(r"\s+")
@@ -102,13 +105,13 @@ _BLANKS = re.compile(r"\s+")
 def read(path: str | Path, limits: Limits = LIMITS, progress: OnProgress | None = None) -> TraceColumns:
     """Read a trace file, either plain or compressed with gzip, regardless of its name.
 
-    The text is unpacked and decoded piece by piece, and is never in memory as a whole.
+    The text is unpacked and decoded piece by piece, and the whole text is never in memory.
 
     Parameters
     ----------
     path : str or Path
     limits : Limits
-        The limits beyond which the file is refused.
+        The limits beyond which the file is rejected.
     progress : callable, optional
         Called with the number of bytes that have been read and the file's size. After two seconds, it is called a few
         times per second.
@@ -125,8 +128,8 @@ def read(path: str | Path, limits: Limits = LIMITS, progress: OnProgress | None 
         found = [ascii(name)[:40] for name in trace.categories if name][:3]
         said = f"categories such as {', '.join(found)}" if found else "no categories"
         raise TraceError(
-            f"{path} is not a trace of torch.profiler: its events have {said}, none of which torch.profiler writes; "
-            "give a file that its export_chrome_trace wrote."
+            f"{path} is not a torch.profiler trace: its events have {said}, none of which torch.profiler writes; "
+            "pass a file that was written with export_chrome_trace."
         )
     return trace
 
@@ -144,7 +147,7 @@ def decode(data: bytes, source: str = "the trace") -> TraceColumns:
 
 def _columns(blocks: Iterable[bytes | memoryview], source: str, limits: Limits) -> TraceColumns:
     collecting = gc.isenabled()
-    gc.disable()  # millions of small objects and no cycles: collection would only traverse them
+    gc.disable()  # There are millions of small objects without cycles, which garbage collection would traverse in vain.
     try:
         text, columns = ChromeJson(blocks, source, limits, QUICK), EventColumns(source)
         for piece in text.pieces():
@@ -195,7 +198,7 @@ def _trace(columns: EventColumns, facts: dict[str, Any], source: str) -> TraceCo
 
 
 def _name_only_group(columns: EventColumns, timed: dict[str, Ints], job: Any) -> None:
-    """Assign the job's only group, if it has just one, to collectives on the host without a named group."""
+    """If the job has only one group, assign it to the collectives on the host that do not name their group."""
     groups = job.get("pg_config") if isinstance(job, dict) else None
     if not isinstance(groups, list) or len(groups) != 1 or not isinstance(groups[0], dict):
         return
@@ -222,7 +225,7 @@ class Codes(dict[Any, int]):
 
 
 class JsonTexts(dict[bytes, int]):
-    """Assigns numbers to JSON values by the text that they represent, regardless of spacing and quoting."""
+    """Assigns numbers to JSON values based on the text that they represent, regardless of whitespace and quoting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,9 +238,10 @@ class JsonTexts(dict[bytes, int]):
 
 
 class Ids(dict[Any, int]):
-    """Numbers processes and threads.
+    """Assigns numbers to processes and threads.
 
-    They keep their own numbers. Names, and numbers that exceed int64, are numbered from -2 downwards.
+    Numbers in the file remain unchanged. Names, and numbers that exceed int64, are replaced by numbers from -2
+    downwards.
     """
 
     def __init__(self) -> None:
@@ -273,7 +277,7 @@ class EventColumns:
         self.thread_names: dict[tuple[int, int], str] = {}
         self.negative_durations = 0
         self._ids = Ids()
-        self._may_send = np.array([], dtype=bool)  # by the names' codes
+        self._may_send = np.array([], dtype=bool)  # indexed by the names' codes
         self._source = source
         self._timed: defaultdict[str, _Parts] = defaultdict(list)
         self._memory: defaultdict[str, _Parts] = defaultdict(list)
@@ -377,7 +381,7 @@ class EventColumns:
         return codes
 
     def _messages_of(self, names: Ints, args: Mapping[str, Sequence[Any]]) -> dict[str, Ints | None]:
-        """Return the elements and dtypes of collectives' messages."""
+        """Return the numbers of elements and the dtypes in collectives' messages."""
         if len(self.names) > len(self._may_send):
             new = [*self.names][len(self._may_send) :]
             self._may_send = np.append(self._may_send, [may_send(name) for name in new])
@@ -392,7 +396,7 @@ class EventColumns:
         return {"elements": elements, "dtype": dtype}
 
     def _modules_of(self, args: Mapping[str, Sequence[Any]]) -> Ints | None:
-        """Return the annotations of work in CUDA graphs."""
+        """Return the annotations of the work in CUDA graphs."""
         if _all_are(MISSING, args["graph_node"]):
             return None
         codes = np.full(len(args["graph_node"]), MISSING, dtype=np.int64)
@@ -404,7 +408,7 @@ class EventColumns:
     def timed(self) -> dict[str, Ints]:
         """Return the columns of the complete events."""
         columns = {name: _joined(parts) for name, parts in self._timed.items()}
-        for name in _UNSIGNED:  # some writers print -1 as an unsigned number of 32 bits
+        for name in _UNSIGNED:  # some programs write -1 as an unsigned 32-bit number
             columns[name][columns[name] == _MINUS_ONE] = MISSING
         return columns
 
@@ -416,7 +420,7 @@ class EventColumns:
 
 
 def _joined(parts: _Parts) -> Ints:
-    """Join the parts of a column, and empty the list."""
+    """Concatenate the parts of a column, and clear the list."""
     whole = np.full(sum(count for _, count in parts), MISSING, dtype=np.int64)
     start = 0
     for values, count in parts:
@@ -428,7 +432,7 @@ def _joined(parts: _Parts) -> Ints:
 
 
 def whole_number(value: Any) -> int | None:
-    """Return the int64 that `value` is or represents as text, or ``None`` for anything else."""
+    """Convert `value` to an int64 if it is a number or a number as text. Otherwise, return ``None``."""
     if isinstance(value, str):
         value = int(value) if _WHOLE.fullmatch(value) else None
     elif isinstance(value, float):
@@ -439,7 +443,7 @@ def whole_number(value: Any) -> int | None:
 def text_of(json: bytes) -> str:
     """Return the text of a JSON value.
 
-    For a string, it is the string's content. Any other value is returned unchanged, with uniform spacing.
+    For a string, this is the string's content. For any other value, it is the JSON with uniform whitespace.
     """
     try:
         text = msgspec.json.decode(json, type=str) if json.startswith(b'"') else json.decode()
@@ -447,19 +451,20 @@ def text_of(json: bytes) -> str:
         text = json.decode("utf-8", "backslashreplace")
     if text.startswith("["):
         if depth_of(json) > MAX_DEPTH:
-            return f"{text[:MAX_DEPTH]}…"  # no reader of it may run into its own limit
-        return _BLANKS.sub("", text).replace(",", ", ")  # uncut: shapes of thousands of tensors are as long
+            return f"{text[:MAX_DEPTH]}…"  # avoids exceeding the recursion limit of programs that read it
+        return _BLANKS.sub("", text).replace(",", ", ")  # not truncated: shapes may be this long
     return "" if text == "null" else cut(text)
 
 
 def annotated(module: Raw, annotation: Raw, mark: Raw) -> str:
-    """Return the module, or the other words, that an event in a CUDA graph is annotated with.
+    """Return the module in the annotation of an event in a CUDA graph, or the annotation itself.
 
     The result is empty if there are no annotations.
 
-    torch 2.13 writes the keys of an annotation as arguments of the event, and a list of annotations as the JSON of it
-    (`_annotation_to_args` in torch/profiler/_cupti_monitor_trace.py); its torch/cuda/_annotate_cuda_graph_trace.py
-    writes the keys of each annotation in turn. ``mark_kernels("words")`` annotates with ``{"str": "words"}``.
+    torch 2.13 writes the keys of an annotation as arguments of the event, and a list of annotations as JSON
+    (`_annotation_to_args` in torch/profiler/_cupti_monitor_trace.py). In contrast,
+    torch/cuda/_annotate_cuda_graph_trace.py writes the keys of one annotation after another.
+    ``mark_kernels("words")`` creates the annotation ``{"str": "words"}``.
     """
     if module is not NO_TEXT or annotation is NO_TEXT:
         return text_of(bytes(mark if module is NO_TEXT else module))
@@ -467,7 +472,9 @@ def annotated(module: Raw, annotation: Raw, mark: Raw) -> str:
         scopes = _SCOPES.decode(msgspec.json.decode(bytes(annotation), type=str))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return text_of(bytes(annotation))
-    return cut(next((scope.module_fqn or scope.mark for scope in reversed(scopes)), ""))  # the last wins, as in torch
+    return cut(
+        next((scope.module_fqn or scope.mark for scope in reversed(scopes)), "")
+    )  # as in torch, the last one counts
 
 
 class _Scope(msgspec.Struct):
@@ -481,7 +488,7 @@ _SCOPES = msgspec.json.Decoder(list[_Scope])
 
 
 def _timed(events: Iterable[Event[Time]]) -> list[Event[Time]]:
-    # Written out, because a call for each of millions of events would double the time.
+    # This code is inlined, because a function call for each of millions of events would double the time.
     return [event for event in events if event.ph == "X" and event.cat not in _NOT_TIMED]
 
 
@@ -494,8 +501,9 @@ def _memory(events: Iterable[Event[Time]]) -> list[Event[Time]]:
 
 
 def _numbers(values: Sequence[Loose]) -> Ints | None:
-    """Return whole numbers, with `MISSING` for values that are not an int64, or ``None`` if no event has such a
-    number.
+    """Convert values to int64.
+
+    Values that do not fit become `MISSING`, and the result is ``None`` if none of them fit.
     """
     if _all_are(MISSING, values):
         return None
@@ -506,9 +514,9 @@ def _numbers(values: Sequence[Loose]) -> Ints | None:
 
 
 def _plain(values: Sequence[Any], kind: type[Kind]) -> npt.NDArray[Kind] | None:
-    """Return the values as an array, or ``None`` unless each of them is a number that fits.
+    """Convert the values to an array, or return ``None`` if any of them is not a number that fits.
 
-    This is far faster than checking each value.
+    This is much faster than checking each value.
     """
     try:
         return np.frombuffer(struct.pack(f"{len(values)}{np.dtype(kind).char}", *values), dtype=kind)
@@ -527,18 +535,18 @@ def _texts(codes: JsonTexts, values: Sequence[Raw]) -> Ints | None:
 def _by_field(kind: type[msgspec.Struct], values: Sequence[msgspec.Struct]) -> dict[str, Sequence[Any]]:
     """Return the values of each field.
 
-    For millions of objects, this is far faster than an attribute access for each.
+    For millions of objects, this is much faster than accessing the attributes of each one.
     """
     columns = zip(*map(msgspec.structs.astuple, values), strict=True) if values else repeat(())
     return dict(zip(kind.__struct_fields__, columns, strict=False))
 
 
 def _all_are(one: Any, values: Sequence[Any]) -> bool:
-    return tuple(values) == (one,) * len(values)  # unlike counting, this ends at the first other value
+    return tuple(values) == (one,) * len(values)  # unlike count(), this stops at the first other value
 
 
 def quick_nanoseconds(microseconds: Sequence[Any]) -> Ints | None:
-    """Convert times given as int, float or text exactly. Return ``None`` if only `exact_nanoseconds` can do this."""
+    """Convert times exactly to nanoseconds, or return ``None`` if this requires `exact_nanoseconds`."""
     whole = _plain(microseconds, np.int64)
     if whole is not None:
         return whole * 1000 if ((whole > -_FAR_US) & (whole < _FAR_US)).all() else None
@@ -550,24 +558,24 @@ def quick_nanoseconds(microseconds: Sequence[Any]) -> Ints | None:
         return None
     if not (np.abs(times) < _FINE_US).all():
         return None
-    # In two parts: a product with 1000 would be rounded to less than a nanosecond's worth of digits.
+    # This is done in two parts, because multiplying by 1000 would round to a resolution coarser than a nanosecond.
     whole_us = np.trunc(times)
     return whole_us.astype(np.int64) * 1000 + np.rint((times - whole_us) * 1000).astype(np.int64)
 
 
 def exact_nanoseconds(microseconds: Sequence[Decimal | int]) -> Ints:
-    """Convert times with all of their digits to nanoseconds, rounding smaller fractions.
+    """Convert times with their full precision to nanoseconds. Fractions of a nanosecond are rounded.
 
     Raises
     ------
     ValueError
-        If a time is not a number or does not fit in int64. The time is the error's only argument.
+        If a time is not a number or does not fit in int64. The time is the exception's only argument.
     """
     times = []
     with localcontext(Context(prec=60)):
         for value in microseconds:
             try:
-                fits = -_FAR_US < value < _FAR_US  # before it becomes an int, of perhaps a million digits
+                fits = -_FAR_US < value < _FAR_US  # must be checked first: the int could have a million digits
             except InvalidOperation:
                 fits = False
             if not fits:
@@ -577,7 +585,7 @@ def exact_nanoseconds(microseconds: Sequence[Decimal | int]) -> Ints:
 
 
 def resolution(*columns: Ints) -> int:
-    """Return the resolution of a file's times in ns: 1 for full digits, or 1000 if all times are whole microseconds."""
+    """Return the resolution of a file's times in ns: 1000 if all are whole microseconds, and otherwise 1."""
     unit = 1000
     for times in columns:
         if unit > 1 and len(times):
@@ -589,7 +597,7 @@ def resolution(*columns: Ints) -> int:
 
 
 def _recognise(path: Path, head: bytes) -> bool:
-    """Accept any file that might be JSON in some encoding, even if it is empty or damaged. `read` reports the fault."""
+    """Accept any file that may be JSON in some encoding. `read` raises an error if the file is empty or damaged."""
     text = head.removeprefix(b"\xef\xbb\xbf").removeprefix(b"\xff\xfe").removeprefix(b"\xfe\xff")
     text = text.replace(b"\0", b"").lstrip(b" \t\r\n")
     return not text or text[:1] in (b"{", b"[") or head.startswith(GZIP)

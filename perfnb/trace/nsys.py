@@ -1,8 +1,8 @@
 """Read Nsight Systems files: SQLite exports of any version, and reports that ``nsys export`` converts to SQLite.
 
-Tables and columns differ between versions. Those that exist are read, and the others are treated as missing. Ids are
-per process, so each process is read separately. Processes with work on a GPU become the ranks. Tables that contain the
-command line and the environment of the run are never read.
+Tables and columns differ between versions of Nsight Systems, and tables and columns that do not exist are treated as
+missing. Ids are only unique within a process, so each process is read separately. The processes with work on a GPU
+become the ranks. Tables that contain the run's command line and environment are never read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _KERNELS, _COPIES, _SETS = f"{_ACTIVITY}KERNEL", f"{_ACTIVITY}MEMCPY", f"{_ACTIV
 _GRAPHS, _SYNCS, _EVENTS = f"{_ACTIVITY}GRAPH_TRACE", f"{_ACTIVITY}SYNCHRONIZATION", f"{_ACTIVITY}CUDA_EVENT"
 _CALLS, _RANGES, _SYSTEM = f"{_ACTIVITY}RUNTIME", "NVTX_EVENTS", "OSRT_API"
 _OVERHEADS = (f"{_ACTIVITY}OVERHEAD", "PROFILER_OVERHEAD")
-#: A file with one of these is an export.
+#: A file that contains one of these tables is an export.
 _KNOWN = frozenset({_KERNELS, _COPIES, _SETS, _GRAPHS, _CALLS, _RANGES, _SYSTEM})
 _REPORTS = (".nsys-rep", ".qdrep")
 _EXPORT = ("export", "--type", "sqlite", "--output")
@@ -41,10 +41,10 @@ _EXPORT_S = 1800
 
 _BITS = 24
 _LOW = 2**_BITS - 1
-#: CUPTI's value for a missing id.
+#: The value that CUPTI uses for a missing id.
 _NO_ID = 2**32 - 1
-#: Kinds of NVTX events that have a length: pushed and popped on one thread; started and ended anywhere; both with a
-#: payload.
+#: The types of NVTX events that have a duration: those pushed and popped on one thread, those started and ended
+#: anywhere, and both of these with a payload.
 _PUSHED, _STARTED = (59, 70), (60, 71)
 _COPY = {
     **{1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP"},
@@ -55,9 +55,9 @@ _SYNC = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context 
 _ON_EVENT = (1, 2)
 _RUNTIME, _DRIVER = 0, 1
 _VERSION = re.compile(r"_v[0-9]+(?:_ptsz|_ptds)?$|_(?:ptsz|ptds)$")
-#: Names of ops among torch's ranges with numbers; other names with numbers are user ranges.
+#: The names of ops among the ranges with sequence numbers that torch writes. Other such ranges are user ranges.
 _OP = re.compile(r"[A-Za-z_]\w*(?:::[A-Za-z_]\w*)*")
-#: A module call as hooks for NVTX write it: ``{'Module': 'model.layers.0', 'Inputs': ...``.
+#: A module call in the notation that NVTX hooks use: ``{'Module': 'model.layers.0', 'Inputs': ...``.
 _HOOK = re.compile(r"\{'Module': '(?P<name>[^']{1,500})'")
 _LIGHTNING = "[pl][module]"
 _GRAPH_LAUNCH = re.compile(r"cu(?:da)?GraphLaunch")
@@ -66,8 +66,9 @@ _SEQ, _OP_ID, _SIZES = "', seq = '", "', op_id = '", "', sizes = '"
 
 
 class _Export:
-    """The data that has been read so far: columns of events, named as in `TraceColumns`, with ``pid`` and
-    ``end_ns``.
+    """The data that has been read so far, as columns of events.
+
+    The columns have the same names as in `TraceColumns`. In addition, there are ``pid`` and ``end_ns``.
     """
 
     def __init__(self, source: str, file: SqliteFile) -> None:
@@ -90,18 +91,18 @@ class _Export:
         self.parts.append({**own, **times, "category": code, "process": process, "thread": thread, "pid": pid})
 
     def coded(self, values: Ints, label: Callable[[Any], str]) -> Ints:
-        """Return the numbers of the names to which values, or rows of values, refer."""
+        """Return the number of the name that corresponds to each value or row of values."""
         distinct, place = np.unique(values, axis=0, return_inverse=True)
         codes = [self.names[label(value).encode("utf-8", "replace")] for value in distinct.tolist()]
         return np.array(codes, dtype=np.int64)[place.reshape(-1)]
 
     def named(self, ids: Ints, unknown: str) -> Ints:
-        """Return the numbers of the names to which a column of ``StringIds`` refers."""
+        """Return the numbers of the names to which a column of ids in ``StringIds`` refers."""
         return self.coded(ids, lambda key: self.strings.get(key, unknown))
 
 
 def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> list[TraceColumns]:
-    """Read an SQLite export, returning one trace for each process with work on a GPU.
+    """Read an SQLite export, and return one trace for each process with work on a GPU.
 
     If no process has such work, the process with the most events is read.
 
@@ -112,7 +113,7 @@ def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> list
     """
     with opened(path, limits, progress) as file:
         if not _KNOWN & file.tables.keys():
-            raise TraceError(f"{path} is an SQLite database, but not an export of Nsight Systems.")
+            raise TraceError(f"{path} is an SQLite database, but not an Nsight Systems export.")
         export = _Export(str(path), file)
         _kernels(export)
         _copies_and_sets(export)
@@ -123,9 +124,9 @@ def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> list
         _other_calls(export)
         facts = _facts(export)
     if not export.parts:
-        raise TraceError(f"{path} holds no events: Nsight Systems recorded no GPU work, CUDA calls or NVTX ranges.")
+        raise TraceError(f"{path} has no events: Nsight Systems recorded no GPU work, CUDA calls or NVTX ranges.")
     if export.unplaced:
-        export.notes.append(f"{export.unplaced:,} records without a start or an end are left out.")
+        export.notes.append(f"{export.unplaced:,} records without a start or an end were left out.")
     return _by_process(export, facts)
 
 
@@ -142,8 +143,8 @@ def read_report(path: Path, limits: Limits, progress: OnProgress | None = None) 
         target = f"{path.stem}.sqlite"
         by_hand = shlex.join(["nsys", *_EXPORT, target, str(path)])
         raise TraceError(
-            f"{path} is a report of Nsight Systems, which only nsys can open, and nsys is not on the PATH here. Where "
-            f"it is, run {by_hand} and load {target}."
+            f"{path} is an Nsight Systems report, which only nsys can open, and nsys is not on the PATH. On a machine "
+            f"with nsys, run {by_hand} and load {target}."
         )
     with tempfile.TemporaryDirectory(prefix="perfnb-") as folder:
         export = Path(folder, "report.sqlite")
@@ -161,7 +162,10 @@ def read_report(path: Path, limits: Limits, progress: OnProgress | None = None) 
 
 
 def _name(text: str) -> str:
-    """Return an NVTX range's name as perfnb displays it, because hooks write a module's whole description."""
+    """Return the name that perfnb displays for an NVTX range.
+
+    For modules, hooks write a whole description as the name.
+    """
     hook = _HOOK.match(text)
     return f"{_LIGHTNING}torch.nn.Module: {hook['name']}" if hook else text
 
@@ -181,7 +185,7 @@ def _placed(export: _Export, columns: dict[str, Ints]) -> dict[str, Ints]:
 def _table(export: _Export, table: str, *names: str) -> dict[str, Ints]:
     """Return columns from a table of intervals, with `NULL` for missing values.
 
-    They are empty if there are no intervals.
+    The result is empty if there are no intervals.
     """
     if not {"start", "end"} <= export.file.columns(table):
         return {}
@@ -190,12 +194,12 @@ def _table(export: _Export, table: str, *names: str) -> dict[str, Ints]:
 
 
 def _missing(values: Ints, *nothing: int) -> Ints:
-    """Return values, with `MISSING` where there is no value."""
+    """Return the values with missing ones replaced by `MISSING`."""
     return np.where(np.isin(values, (NULL, _NO_ID, *nothing)), MISSING, values)
 
 
 def _part_of(keys: Ints, bits: int = 0) -> Ints:
-    """Return the thread from a file's thread numbers, or the process that precedes it."""
+    """Extract the thread, or the process that precedes it, from the combined numbers in a file."""
     return np.where(keys == NULL, MISSING, (keys >> bits) & _LOW)
 
 
@@ -237,15 +241,15 @@ def _copy_name(kind: int, source: int, target: int) -> str:
 
 
 def _graphs(export: _Export) -> None:
-    """Read CUDA graphs that were recorded as a whole. Each launch becomes one piece of work."""
+    """Read CUDA graphs that were recorded as a whole. Each launch becomes a single kernel."""
     columns = _table(export, _GRAPHS, *_OF_DEVICE, "graphId")
     if not columns:
         return
     names = export.coded(columns["graphId"], lambda key: "CUDA graph" if key == NULL else f"CUDA graph {key}")
     export.add("kernel", columns, {"name": names, **_on_device(columns)}, True)
     export.notes.append(
-        f"{len(names):,} launches of CUDA graphs were recorded as wholes: each counts as one kernel, CUDA graph, and "
-        "the kernels inside are not in the file. nsys profile --cuda-graph-trace=node records them."
+        f"{len(names):,} CUDA graph launches were recorded as a whole. Each is shown as a kernel named CUDA graph, "
+        "because the file does not contain the kernels inside. nsys profile --cuda-graph-trace=node records them."
     )
 
 
@@ -257,7 +261,7 @@ def _synchronisation(export: _Export) -> None:
 
 
 def _recorded(export: _Export, columns: dict[str, Ints]) -> dict[str, Ints]:
-    """Return where the event that a synchronisation waits for was recorded: the stream and the call."""
+    """Return the stream and the call that recorded the CUDA event that each synchronisation waits for."""
     keys = ["globalPid", "eventId", "eventSyncId"]
     if not {*keys} <= export.file.columns(_EVENTS) & export.file.columns(_SYNCS):
         return {}
@@ -289,7 +293,7 @@ def _calls(export: _Export) -> None:
         "correlation": _missing(columns["correlationId"], 0),
         "thread": _part_of(columns["globalTid"]),
     }
-    for number, category in ((_RUNTIME, "cuda_runtime"), (_DRIVER, "cuda_driver")):  # others repeat the calls inside
+    for number, category in ((_RUNTIME, "cuda_runtime"), (_DRIVER, "cuda_driver")):  # others repeat inner calls
         rows = np.flatnonzero(kind == number)
         part = {name: values[rows] for name, values in columns.items()}
         export.add(category, part, {name: values[rows] for name, values in own.items()})
@@ -329,11 +333,12 @@ def _ranges(export: _Export) -> None:
     numbered = (columns["external_id"] != MISSING) | (columns["sequence"] != MISSING)
     is_op = numbered & spelled[columns["name"]]
     if not is_op.any():
-        # Without torch's own ranges, the user's stand for ops: each has its calls and kernels in the table of ops.
+        # Without torch's own ranges, user ranges are treated as ops. The table of ops then lists their calls and
+        # kernels.
         is_module = np.array([name.startswith(_LIGHTNING) for name in labels])
         is_op = ~is_module[columns["name"]] & pushed
         if is_op.any():
-            export.notes.append("The file has no operators: ops lists NVTX ranges.")
+            export.notes.append("The file does not contain operators, so ops lists NVTX ranges.")
     columns["forward_thread"] = _forward_threads(labels, columns)
     started = ~is_op & ~pushed
     for chosen, category in ((is_op, "cpu_op"), (~is_op & pushed, "user_annotation"), (started, "nvtx_range")):
@@ -343,9 +348,9 @@ def _ranges(export: _Export) -> None:
 
 
 def _forward_threads(labels: list[str], columns: Mapping[str, Ints]) -> Ints:
-    """Return 1 for backward ops that have the number of a forward op, and otherwise a missing value.
+    """Return 1 for each backward op that has the same number as a forward op, and otherwise a missing value.
 
-    NVTX does not record the forward op's thread, so the forward op is found by its number.
+    NVTX does not record the forward op's thread, so only the number identifies the forward op.
     """
     nodes = [one.removeprefix(BACKWARD_NODE).lstrip(": ") for one in labels if one.startswith(BACKWARD_NODE)]
     inside = frozenset(nodes)
@@ -354,7 +359,7 @@ def _forward_threads(labels: list[str], columns: Mapping[str, Ints]) -> Ints:
 
 
 def _other_calls(export: _Export) -> None:
-    """Read operating system calls, and the profiler's own time."""
+    """Read operating system calls, and the profiler's overhead."""
     for table, category in ((_SYSTEM, "os_runtime"), *((table, "overhead") for table in _OVERHEADS)):
         there = {"globalTid", "nameId"} <= export.file.columns(table)
         if there and (columns := _table(export, table, "globalTid", "nameId")):
@@ -363,7 +368,7 @@ def _other_calls(export: _Export) -> None:
 
 
 def _facts(export: _Export) -> dict[str, Any]:
-    """Return the facts in the file about the machine and its processes.
+    """Return facts about the machine and its processes.
 
     The command line and the environment are never read.
     """
@@ -391,7 +396,7 @@ def _devices(file: SqliteFile) -> list[dict[str, Any]]:
         **{"smCount": "numSms"},
     }
     table = "TARGET_INFO_GPU"
-    # CUDA numbers its devices differently from the machine.
+    # CUDA's device numbers differ from the machine's.
     key = "cuDevice" if "cuDevice" in file.columns(table) else "id"
     columns = file.numbers(table, (key, *keys))
     named, devices = file.texts(table, key, "name"), []
@@ -414,7 +419,8 @@ def _by_process(export: _Export, facts: dict[str, Any]) -> list[TraceColumns]:
     known = pids != MISSING
     placed = np.unique(columns["category"][pid != MISSING])
     if known.sum() < 2 or (pid[work] == MISSING).any() or len(placed) < len(export.categories):
-        # One process, or a file that does not record the process of each event: all of it counts as one.
+        # There is only one process, or the file does not record each event's process. Everything is treated as one
+        # process.
         return [_trace(export, facts, columns, pids[known].tolist())]
     lowest = pd.Series(columns["device"][work]).groupby(pid[work]).min()
     chosen = lowest.sort_values(kind="stable").index.tolist() or [int(pids[(counts * known).argmax()])]
@@ -423,17 +429,17 @@ def _by_process(export: _Export, facts: dict[str, Any]) -> list[TraceColumns]:
         others = pids[left_out].tolist()
         who = ", ".join(f"{facts['processes'].get(number, 'process')} {number}" for number in others[:5])
         export.notes.append(
-            f"{counts[left_out].sum():,} events of processes without work on a GPU are left out: "
+            f"{counts[left_out].sum():,} events from processes without work on a GPU were left out: "
             f"{ascii(who)[1:-1]}{', ...' if len(others) > 5 else ''}."
         )
     if len(chosen) > MOST_DEVICES:
         raise TraceError(
-            f"{export.source} was not read: {len(chosen):,} processes work on GPUs, and {MOST_DEVICES} is the most."
+            f"{export.source} was not read: {len(chosen):,} processes use GPUs, and the maximum is {MOST_DEVICES}."
         )
     traces = []
     for number in chosen:
         rows = np.flatnonzero(pid == number)
-        # Columns of one value stay without memory of their own.
+        # Columns with a single value remain broadcast and do not need memory.
         own = {name: values[rows] if values.strides[0] else values[: len(rows)] for name, values in columns.items()}
         traces.append(_trace(export, facts, own, [number]))
     return traces
@@ -444,7 +450,10 @@ def _none(count: int) -> Ints:
 
 
 def _joined(parts: list[dict[str, Ints]]) -> dict[str, Ints]:
-    """Return the columns of all parts, which are consumed in the process. A column that no part has needs no memory."""
+    """Concatenate the columns of all parts, emptying the parts.
+
+    A column that is in none of the parts needs no memory.
+    """
     lengths = [len(part["start_ns"]) for part in parts]
     columns: dict[str, Ints] = {}
     for name in ("pid", "end_ns", *EVENT_COLUMNS):
@@ -474,7 +483,7 @@ def _trace(export: _Export, facts: dict[str, Any], columns: dict[str, Any], pids
 
 
 def _missing_work(export: _Export, columns: Mapping[str, Ints], categories: list[str]) -> list[str]:
-    """Add a note if launches of CUDA graphs have no work in the file, because the GPU was not idle then."""
+    """Add a note if the file lacks the work of CUDA graph launches, because the GPU was actually busy at that time."""
     graphs = np.array([_GRAPH_LAUNCH.match(one) is not None for one in export.names.labels], dtype=bool)
     calls = [place for place, one in enumerate(categories) if one in ("cuda_runtime", "cuda_driver")]
     launches = np.flatnonzero(graphs[columns["name"]] & np.isin(columns["category"], calls))
@@ -486,17 +495,17 @@ def _missing_work(export: _Export, columns: Mapping[str, Ints], categories: list
     if not lost:
         return []
     return [
-        f"{lost:,} of {len(launches):,} launches of CUDA graphs have no work in the file: the GPU was not idle then, "
-        "and its busy time is too low. nsys profile --cuda-graph-trace=node records their kernels."
+        f"The file does not contain the work of {lost:,} of {len(launches):,} CUDA graph launches, so the GPU's busy "
+        "time is too low. nsys profile --cuda-graph-trace=node records their kernels."
     ]
 
 
 def _recognise(path: Path, head: bytes) -> bool:
-    """Accept any SQLite file that could be an export, even if it is damaged. `read` reports its faults."""
+    """Accept any SQLite file that may be an export. `read` raises an error if it is damaged."""
     if not head.startswith(MAGIC):
         return False
     if is_packed(path):
-        return True  # unpacked only once, by `read`
+        return True  # only `read` unpacks it
     try:
         with opened(path, Limits(max_bytes=2**62)) as file:
             return bool(_KNOWN & file.tables.keys())
@@ -505,14 +514,14 @@ def _recognise(path: Path, head: bytes) -> bool:
 
 
 def _recognise_report(path: Path, head: bytes) -> bool:
-    """Recognise a report by its name, because the closed format does not specify its first bytes."""
+    """Recognise a report by its file name, because the proprietary format's first bytes are not documented."""
     return path.name.lower().endswith(_REPORTS) and not head.startswith(MAGIC)
 
 
 _CAVEATS = (
-    "Nsight Systems records no module calls, memory totals or groups of collectives: layers need NVTX ranges that name "
-    "modules, and operators torch.autograd.profiler.emit_nvtx or nsys profile --pytorch=autograd-nvtx.",
+    "Nsight Systems does not record module calls, memory totals or process groups. Layers require NVTX ranges that "
+    "name modules. Operators require torch.autograd.profiler.emit_nvtx or nsys profile --pytorch=autograd-nvtx.",
 )
 READER = Reader((".sqlite", ".sqlite.gz"), _recognise, read, _CAVEATS, guess_steps=True)
-# Not searched for in folders, because an export is usually next to its report.
+# Reports in folders are ignored, because there is usually an export next to a report.
 REPORT = replace(READER, endings=(), recognise=_recognise_report, read=read_report)

@@ -1,7 +1,8 @@
 """Read Perfetto traces (``.pftrace``), written by torch's CUPTI backend, rocprofv3 or Perfetto itself.
 
-A file is a list of packets: tracks with their processes and threads, strings that later packets refer to by number, and
-starts and ends of slices. Packets are not in chronological order. Within a track, starts and ends are paired by time.
+A file is a list of packets. They describe tracks with their processes and threads, strings to which later packets refer
+by number, and the starts and ends of slices. Packets are not in chronological order, so starts and ends are paired by
+time within each track.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ from perfnb.trace.rows import Rows
 from perfnb.trace.trace_file import MAX_DEPTH, MOST_TEXT, Limits, OnProgress, Reader, cut, too_deep, whole_file
 from perfnb.trace_names import CALLS, COPIES, KERNELS, OPS
 
-#: Numbers of fields: of a packet,
+#: The numbers of the fields of a packet,
 _TIME, _SEQUENCE, _EVENT, _INTERNED, _FLAGS, _CLEARED, _CLOCK, _DEFAULTS, _TRACK = 8, 10, 11, 12, 13, 41, 58, 59, 60
 _COMPRESSED = 50
-#: the other fields of a packet, by which a file is recognised,
+#: the other fields of a packet, which identify a file as a trace,
 _KNOWN = {_TIME, _SEQUENCE, _EVENT, _INTERNED, _FLAGS, _CLEARED, _CLOCK, _DEFAULTS, _TRACK, 6, 33, 36, 42}
-#: and of interned texts.
+#: and the fields of interned texts.
 _CATEGORIES, _NAMES, _ARGUMENTS, _STRINGS = 1, 2, 3, 29
 _BEGIN, _END = 1, 2
-#: Clocks from this number on are a sequence's own and count in steps.
+#: Clocks with at least this number belong to a single sequence and are incremental.
 _OWN_CLOCKS = 64
 _MOST_PARENTS = 100
 _UNSIGNED_MINUS_ONE = 2**32 - 1
-#: rocprofv3's categories, in perfnb's words.
+#: perfnb's names for rocprofv3's categories.
 _WORDS = {
     "kernel_dispatch": KERNELS[0],
     "memory_copy": COPIES[0],
     **dict.fromkeys(("hip_runtime_api", "hip_api", "hsa_api", "hip_compiler_api"), CALLS[0]),
 }
 _SKIPPED = {"Trace", INSTANT, DERIVED}
-#: Columns of numbers and of texts by the fields of `Args`, and by the names of arguments, as in Chrome traces.
+#: The columns of numbers and texts, by the fields of `Args` and by the names of arguments in Chrome traces.
 _NUMBERS = {
     **{name: name for name in ("device", "stream", "correlation", "sequence", "forward_thread", "external_id")},
     **{name: name for name in ("python_id", "python_parent", "wait_stream", "wait_correlation")},
@@ -55,7 +56,7 @@ _COLUMNS = {
 
 
 def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> TraceColumns:
-    """Read a file. Errors are as in `perfnb.trace.kineto.read`."""
+    """Read a file. This raises the same errors as `perfnb.trace.kineto.read`."""
     limits = limits.whole()
     data = whole_file(path, limits, progress)
     trace, place = _Trace(str(path), limits), 0
@@ -71,19 +72,19 @@ def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> Trac
 
 
 class _Sequence:
-    """The known state of a sequence of packets: texts by field and number, its track and its clock."""
+    """The state of a sequence of packets: its texts by field and number, its track and its clock."""
 
     def __init__(self) -> None:
         self.texts: defaultdict[int, dict[int, str]] = defaultdict(dict)
         self.track = self.clock = 0
 
     def text(self, field: int, number: int | memoryview) -> str:
-        """Return an interned text, or an empty text if it is unknown."""
+        """Return an interned text, or an empty string if it is unknown."""
         return self.texts[field].get(signed(number), "")
 
 
 class _Track(NamedTuple):
-    """Where a track's slices belong."""
+    """The process and thread of a track's slices."""
 
     name: str = ""
     parent: int = 0
@@ -164,14 +165,14 @@ class _Trace:
         """Store the start or end of a slice."""
         if (signed(packet.get(_CLOCK, 0)) or sequence.clock) >= _OWN_CLOCKS:
             raise TraceError(
-                f"{self._source} cannot be read as a trace: its times count from one packet to the next, as Chrome "
-                "writes them; convert it with traceconv json first."
+                f"{self._source} cannot be read as a trace: it uses incremental timestamps, as Chrome does; convert it "
+                "with traceconv json first."
             )
         event, category, annotations = dict[int, int | memoryview](), "", list[memoryview]()
         for field, value in fields(data):
             if field == 4 and isinstance(value, memoryview):
                 annotations.append(value)
-            elif field in (3, 22):  # of several categories, the first counts
+            elif field in (3, 22):  # if there are several categories, the first one counts
                 category = category or (text(value) if field == 22 else sequence.text(_CATEGORIES, value))
             else:
                 event[field] = value
@@ -206,7 +207,7 @@ class _Trace:
     def _value(self, annotation: memoryview, sequence: _Sequence, depth: int) -> int | float | str:
         """Return an annotation's value.
 
-        An array is returned as text, cut if it is too long. Dictionaries have no value.
+        An array is returned as text, which is truncated if it is too long. Dictionaries have no value.
         """
         if depth > MAX_DEPTH:
             raise too_deep(self._source)
@@ -216,7 +217,7 @@ class _Trace:
             if field == 12 and isinstance(given, memoryview):
                 self._kept.add()
                 inner = self._value(given, sequence, depth + 1)
-                if left >= 0:  # the rest would be cut anyway, and may refer to the same long text again and again
+                if left >= 0:  # the rest would be truncated anyway, and may refer to the same long text many times
                     parts.append(str(inner))
                     left -= len(parts[-1]) + len(", ")
             elif isinstance(given, memoryview):
@@ -248,16 +249,16 @@ class _Trace:
                     rows.add(name or "(no name)", category, time, lasts, process, thread, **arguments)
         never_started += sum(map(len, self._ends.values()))
         for count, what in (
-            (never_ended, "Slices that start and never end, and count as taking no time"),
-            (never_started, "Ends of slices that never start, left out"),
-            (self._other, "Instants and counters, not shown"),
+            (never_ended, "Slices without an end (treated as taking no time)"),
+            (never_started, "Ends of slices without a start (left out)"),
+            (self._other, "Instants and counters (not shown)"),
         ):
             if count:
                 rows.caveats.append(f"{what}: {count:,}.")
         return rows.columns()
 
     def _place(self, uuid: int, unknown: int) -> tuple[int, int]:
-        """Return a track's process and thread, which are its own or those of a track around it."""
+        """Return a track's process and thread. If they are unknown, those of an enclosing track are returned."""
         own = track = self._tracks.get(uuid, _Track())
         for _ in range(_MOST_PARENTS):
             if track.process is not None or track.parent not in self._tracks:
@@ -272,7 +273,7 @@ class _Trace:
 def _pairs(begins: list[_Slice], ends: list[int]) -> tuple[list[tuple[_Slice, int | None]], int]:
     """Return a track's slices with their ends (`None` if they have none), and the number of ends without a start.
 
-    At equal times, an end comes before a start, except for the end of a slice that takes no time.
+    If times are equal, an end comes before a start. The exception is the end of a slice that takes no time.
     """
     begins.sort(key=lambda begin: begin.time)
     ends.sort()
@@ -291,7 +292,7 @@ def _pairs(begins: list[_Slice], ends: list[int]) -> tuple[list[tuple[_Slice, in
 
 
 def _recognise(path: Path, head: bytes) -> bool:
-    """Accept a list of packets if the first packets are known, as far as the head contains them."""
+    """Accept a list of packets if all packets in the head are of known types."""
     inside, end = set[int](), 0
     try:
         length, start = varint(head, 1, len(head))
@@ -308,5 +309,5 @@ READER = Reader(
     (".pftrace", ".perfetto-trace", ".pftrace.gz"),
     _recognise,
     read,
-    ("A Perfetto trace does not describe the GPUs, and marks memory only as instants, which are not shown.",),
+    ("A Perfetto trace does not describe the GPUs, and it records memory only as instants, which are not shown.",),
 )

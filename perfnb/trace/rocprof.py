@@ -1,4 +1,4 @@
-"""Read rocprofv3 results as JSON (``--output-format json``): kernels, copies and calls on AMD GPUs, by process."""
+"""Read rocprofv3 JSON results (``--output-format json``): the kernels, copies and calls of each process on AMD GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perfnb.trace_names import CALLS, COPIES, KERNELS, RANGES
 _START = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"\s*:\s*\[')
 _GPU = 2
 _WORDS = {"HOST_TO_DEVICE": "HtoD", "DEVICE_TO_HOST": "DtoH", "DEVICE_TO_DEVICE": "DtoD", "HOST_TO_HOST": "HtoH"}
-#: Kinds of calls, and whether they launch or wait; the rest are ranges that the program named.
+#: The kinds of calls, and whether they launch work or wait. All other kinds are ranges that the program named.
 _CALLS = ("hip_api", "hsa_api", "rccl_api")
 
 
@@ -31,7 +31,7 @@ class _Correlation(msgspec.Struct, frozen=True, gc=False):
     internal: int = MISSING
 
 
-#: Fields that most records lack share one default object.
+#: The shared default value for fields that are missing in most records.
 _NOTHING, _ALONE = _Handle(), _Correlation()
 
 
@@ -98,7 +98,7 @@ class _Strings(msgspec.Struct):
 
 
 class _Metadata(msgspec.Struct):
-    """The process. Its command, configuration and host are not read."""
+    """A process. Its command, configuration and host are not read."""
 
     pid: int = MISSING
 
@@ -119,8 +119,8 @@ _RESULT = msgspec.json.Decoder(_RocprofResult)
 
 
 def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> TraceColumns:
-    """Read a file. Errors are as in `perfnb.trace.kineto.read`."""
-    limits = limits.whole()  # 37 MB hold 44,000 kernels
+    """Read a file. This raises the same errors as `perfnb.trace.kineto.read`."""
+    limits = limits.whole()  # a file with 44,000 kernels has 37 MB
     text = whole_file(path, limits, progress)
     refuse_many_values(text, str(path), limits)
     rows = Rows(str(path), limits)
@@ -129,13 +129,11 @@ def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> Trac
     except RecursionError as error:
         raise too_deep(str(path)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path} is not a result of rocprofv3 that perfnb can read: {error}.") from error
+        raise TraceError(f"{path} is not a rocprofv3 result that perfnb can read: {error}.") from error
     for process in processes:
         _add(rows, process)
     if not any(process.buffer_records.hip_api or process.buffer_records.hsa_api for process in processes):
-        rows.caveats.append(
-            "No HIP or HSA calls were recorded (--hip-trace): launches and the host's part are unknown."
-        )
+        rows.caveats.append("No HIP or HSA calls were recorded (--hip-trace), so launches and host time are unknown.")
     return rows.columns()
 
 
@@ -170,7 +168,7 @@ def _add(rows: Rows, process: _Process) -> None:
 
 
 def _number_gpus(rows: Rows, agents: list[_Agent]) -> Mapping[int, int]:
-    """Number the GPUs by their handles, in the same way as HIP without restrictions."""
+    """Number the GPUs by their handles. These are HIP's numbers if no GPUs are hidden from the process."""
     numbers: dict[int, int] = {}
     for agent in agents:
         if agent.type == _GPU:
@@ -196,7 +194,7 @@ def _record(rows: Rows, record: _Record, name: str, category: str, pid: int, **p
     start, end = record.start_timestamp, record.end_timestamp
     if not 0 <= start <= end < FAR_NS:
         raise TraceError(
-            f"{rows.source} is not a result of rocprofv3 that perfnb can read: {ascii(name)[:60]} lasts from {start} "
+            f"{rows.source} is not a rocprofv3 result that perfnb can read: {ascii(name)[:60]} lasts from {start} "
             f"to {end} ns; record it again."
         )
     place.setdefault("correlation", record.correlation_id.internal)
@@ -211,5 +209,5 @@ READER = Reader(
     ("_results.json", "_results.json.gz"),
     _recognise,
     read,
-    ("rocprofv3 records no ops and no layers: kernels stand for themselves.",),
+    ("rocprofv3 does not record ops or layers, so kernels are not assigned to any.",),
 )

@@ -1,4 +1,4 @@
-"""Build a trace's columns event by event, for formats that are not decoded in bulk."""
+"""Build a trace's columns one event at a time, for formats that are not decoded in bulk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from perfnb.errors import TraceError
 from perfnb.trace.columns import EVENT_COLUMNS, MISSING, Ints, TraceColumns
 from perfnb.trace.trace_file import Kept, Limits
 
-#: No time in a trace is further from 0 than this, 146 years in nanoseconds: sums of two still fit in int64.
+#: The largest distance of a time from 0, which is 146 years in nanoseconds. The sum of two such times still fits in
+#: int64.
 FAR_NS = 2**62
 _TEXTS = {
     **{"shapes": "shape_texts", "collective": "collective_names", "group": "group_names"},
@@ -38,7 +39,7 @@ class Rows:
         The known facts about each device.
     caveats : list of str
     kept : Kept
-        Counts events, distinct texts, and any other values that the reader adds to it.
+        Counts the events, the distinct texts, and any other values that the reader counts with it.
     """
 
     def __init__(self, source: str, limits: Limits) -> None:
@@ -56,7 +57,7 @@ class Rows:
         return len(self._columns["name"])
 
     def code(self, column: str, text: str) -> int:
-        """Return a text's number in a column of texts."""
+        """Return the number that represents a text in a text column."""
         codes = self._codes[column]
         if text not in codes:
             self.kept.add(1, text)
@@ -67,7 +68,7 @@ class Rows:
     ) -> None:
         """Add an event.
 
-        `rare` contains other columns of `TraceColumns`. Each value is a text's `code` or an int64.
+        `rare` contains values for other columns of `TraceColumns`. Each value is an int64, or the `code` of a text.
 
         Raises
         ------
@@ -76,7 +77,7 @@ class Rows:
         """
         if not (-FAR_NS < start_ns < FAR_NS and 0 <= duration_ns < FAR_NS):
             raise TraceError(
-                f"{self.source} cannot be read as a trace: an event in it has a time that is out of range "
+                f"{self.source} cannot be read as a trace: an event has a time that is out of range "
                 f"({start_ns / 1e9:.3g} s, lasting {duration_ns / 1e9:.3g} s)."
             )
         row = len(self)
@@ -95,7 +96,7 @@ class Rows:
                 values.append(value)
 
     def columns(self, base_ns: int = 0, **facts: Any) -> TraceColumns:
-        """Return the columns. Times are relative to `base_ns`, which can be added to them without overflow."""
+        """Return the columns. Times are relative to `base_ns`, and adding `base_ns` to them does not overflow."""
         timed: dict[str, Any] = {name: np.array(values, dtype=np.int64) for name, values in self._columns.items()}
         texts: dict[str, Any] = {labels: list(self._codes[name]) for name, labels in _TEXTS.items()}
         rare: dict[str, Any] = {name: self._sparse(name) for name in EVENT_COLUMNS if name not in _ALWAYS}

@@ -1,7 +1,7 @@
-"""Read SQLite files from untrusted sources: read-only, only plain tables, whole columns at once, and within limits.
+"""Read SQLite files from untrusted sources. Only plain tables are read, in whole columns and within limits.
 
-A view can compute forever, and a damaged tree of pages can lead in circles. For this reason, views and triggers are
-refused wherever a reader might encounter them, and the amount of work is limited in proportion to the file's size.
+A view can compute forever, and the pages of a damaged tree can form a cycle. For this reason, files with triggers are
+rejected, as are views in place of a table, and the amount of work is limited in proportion to the file's size.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from perfnb.trace.columns import Ints
 from perfnb.trace.trace_file import GZIP, MOST_TEXT, Kept, Limits, OnProgress, Reports, blocks_of_file
 
 MAGIC = b"SQLite format 3\0"
-#: The value of a missing number in a column.
+#: Represents a missing number in a column.
 NULL = -(2**63)
-#: The rows that are fetched at once, and the most bytes of one value.
+#: The number of rows that are fetched at once, and the maximum size of a value in bytes.
 _ROWS, _MOST_VALUE = 5_000, 16 * 2**20
-#: The instructions of SQLite's machine between two checks of the cost so far, and the most that a file may cost: a row
-#: takes about four for each column that is read, and at least one byte for each.
+#: The number of SQLite's virtual machine instructions between two checks of the total cost. It is followed by the
+#: maximum cost, which has a constant part and a part per byte. Reading a value takes about four instructions, and a
+#: value takes up at least one byte.
 _LOOK = 100_000
 _COST, _COST_PER_BYTE = 20_000_000, 20
-#: The instructions for each byte by which progress is estimated.
+#: The number of instructions per byte that is used to estimate progress.
 _USUAL_COST = 2
 
 
 def is_packed(path: Path) -> bool:
-    """Return whether a file is compressed with gzip."""
+    """Check whether a file is compressed with gzip."""
     try:
         with open_regular(path) as file:
             return file.read(len(GZIP)) == GZIP
@@ -46,18 +47,18 @@ def is_packed(path: Path) -> bool:
 
 @contextmanager
 def opened(path: Path, limits: Limits, progress: OnProgress | None = None) -> Iterator[SqliteFile]:
-    """Open an SQLite file, either plain or compressed with gzip, to read its tables.
+    """Open an SQLite file, which may be compressed with gzip, to read its tables.
 
     Raises
     ------
     TraceError
-        If the file is damaged, hostile or too large.
+        If the file is damaged, malicious or too large.
     """
     if not path.is_file():
         raise TraceError(f"{path} cannot be read as a trace: it is not a file.")
     with ExitStack() as stack:
         plain = path
-        if is_packed(path):  # unpacked to a file, because SQLite needs to jump around in it
+        if is_packed(path):  # unpacked to a file, because SQLite needs random access
             plain = Path(stack.enter_context(TemporaryDirectory(prefix="perfnb-")), "unpacked.sqlite")
             with plain.open("wb") as file:
                 file.writelines(blocks_of_file(path, limits))
@@ -68,7 +69,7 @@ def opened(path: Path, limits: Limits, progress: OnProgress | None = None) -> It
             raise TraceError(
                 f"{path} was not read: it is {size(length)}, above {size(limits.most_bytes)}; raise max_bytes."
             )
-        # Immutable: neither locks nor the files next to this one count.
+        # In immutable mode, SQLite ignores locks and the files next to this one.
         where = f"{plain.absolute().as_uri()}?mode=ro&immutable=1"
         try:
             connection = stack.enter_context(closing(sqlite3.connect(where, uri=True, isolation_level=None)))
@@ -93,14 +94,14 @@ class SqliteFile:
     Attributes
     ----------
     tables : dict of str to (str, str)
-        The kind and the SQL of each table and view, by name.
+        The type and the SQL statement of each table and view, by name.
     kept : Kept
         Counts rows and the characters in texts.
 
     Raises
     ------
     TraceError
-        If the file is damaged, hostile or too large. This applies to the constructor and to every method.
+        If the file is damaged, malicious or too large. This applies to the constructor and to every method.
     """
 
     def __init__(
@@ -126,12 +127,12 @@ class SqliteFile:
             self.tables = self._schema()
 
     def columns(self, table: str) -> frozenset[str]:
-        """Return the names of a table's columns, or nothing if the file does not contain the table.
+        """Return the names of a table's columns. The result is empty if the file does not contain the table.
 
         Raises
         ------
         TraceError
-            If this is the name of something other than a plain table.
+            If there is something other than a plain table with this name.
         """
         kind, sql = self.tables.get(table, ("", ""))
         if not kind:
@@ -145,8 +146,8 @@ class SqliteFile:
     def numbers(self, table: str, names: Sequence[str]) -> dict[str, Ints]:
         """Return whole columns of integers.
 
-        They contain `NULL` for missing values and for columns that the table does not have. They are empty if the table
-        does not exist.
+        Missing values, and all values of missing columns, are `NULL`. The columns are empty if the table does not
+        exist.
         """
         if not (there := self.columns(table)):
             return {name: np.array([], dtype=np.int64) for name in names}
@@ -159,10 +160,10 @@ class SqliteFile:
         ----------
         table : str
         numbers : dict of str to str
-            The SQL for each column of integers. Missing values become `NULL`.
+            The SQL expression for each integer column. Missing values become `NULL`.
         texts : dict of str to (str, Texts)
-            The SQL for each column of text, and the object that numbers its texts. The column contains these numbers,
-            or -1 for no text.
+            The SQL expression for each text column, and the object that assigns numbers to its texts. The resulting
+            column contains these numbers, and -1 for missing text.
         """
         asked = [f"ifnull({sql}, {NULL})" for sql in numbers.values()]
         asked += [f"substr({sql}, 1, {MOST_TEXT})" for sql, _ in texts.values()]
@@ -175,11 +176,11 @@ class SqliteFile:
                     try:
                         column.extend(map(texts[name][1].__getitem__, values) if name in texts else values)
                     except TypeError:
-                        raise self._damaged(f"{name} of {table} holds another kind of value") from None
+                        raise self._damaged(f"{name} in {table} contains a value of the wrong type") from None
         return {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
 
     def texts(self, table: str, key: str, text: str) -> dict[int, str]:
-        """Return a table's texts by their keys, from rows that have a text.
+        """Return a table's texts by key. Rows without text are skipped.
 
         The result is empty if the table does not exist.
         """
@@ -191,23 +192,23 @@ class SqliteFile:
         return {number: known.labels[code] for number, code in pairs if code >= 0}
 
     def _schema(self) -> dict[str, tuple[str, str]]:
-        """Return the kind and the SQL of each table and view, by name."""
+        """Return the type and the SQL statement of each table and view, by name."""
         schema = {}
         for row in self._connection.execute("SELECT type, name, sql FROM sqlite_master"):
             kind, name, sql = (str(value or b"", "utf-8", "replace") for value in row)
             if kind == "trigger":
-                raise TraceError(f"{self._path} was not read: it has triggers, which no profiler writes.")
+                raise TraceError(f"{self._path} was not read: it contains triggers, which profilers do not write.")
             if kind in ("table", "view"):
                 schema[name] = kind, sql
         return schema
 
     def _look(self) -> int:
-        """Decide whether to stop SQLite, which calls this from time to time while it works."""
+        """Decide whether to stop SQLite, which calls this function periodically while it is working."""
         try:
             self._cost += _LOOK
             self._report(min(self._cost // _USUAL_COST, self._bytes))
             return int(self._cost > _COST + _COST_PER_BYTE * self._bytes)
-        except BaseException as error:  # SQLite would drop it, for example an interrupt
+        except BaseException as error:  # SQLite would suppress exceptions such as interrupts
             self._raised = error
             return 1
 
@@ -220,7 +221,7 @@ class SqliteFile:
                 raise self._raised from None
             if self._cost > _COST + _COST_PER_BYTE * self._bytes:
                 raise self._damaged(
-                    "its pages lead in circles, or it makes far more work than its size allows"
+                    "its pages form a cycle, or reading it takes far more work than its size suggests"
                 ) from None
             raise self._damaged(str(error)[:200]) from error
         except MemoryError as error:
@@ -231,18 +232,18 @@ class SqliteFile:
 
 
 def _require_finished(path: Path) -> None:
-    """Refuse a file if part of it is still in the log next to it, because SQLite would omit that part."""
+    """Raise an error if part of a file is still in the log next to it, because SQLite would omit that part."""
     for ending in ("-wal", "-journal"):
         log = path.with_name(path.name + ending)
         if log.is_file() and log.stat().st_size:
             raise TraceError(
-                f"{path} was not read: {log.name} next to it holds changes that are not in the database yet; close the "
+                f"{path} was not read: {log.name} contains changes that are not yet in the database; close the "
                 f"program that writes it, or run PRAGMA wal_checkpoint(TRUNCATE) on it with sqlite3, and load it again."
             )
 
 
 class Texts(dict[Any, int]):
-    """Assigns numbers to UTF-8 texts, starting at 0, in the order of their first lookup. A missing text is -1.
+    """Assigns numbers to UTF-8 texts, starting at 0, in the order of their first lookup. Missing text is -1.
 
     Attributes
     ----------

@@ -1,6 +1,7 @@
-"""Mark steps using user ranges, in traces whose format has no step marks, or using names that the user specifies.
+"""Mark steps with user ranges, if a trace's format does not have step marks or if the user specifies a range.
 
-Each step becomes an event as torch's profiler would have written it, ``ProfilerStep#3``, next to the range itself.
+For each step, an event is added next to the range itself, with a name like those that torch's profiler uses
+(``ProfilerStep#3``).
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from perfnb.trace.columns import EVENT_COLUMNS, MISSING, Ints, TraceColumns
 from perfnb.trace.trace_steps import MOST_STEPS, is_in
 from perfnb.trace_names import OPS, RANGES, STEP_MARKS, TORCH_STEP, step_number
 
-#: A name and the number after it: ``iteration 12``, ``step_3``, ``batch#7``, ``epoch 1 step 2``.
+#: A name followed by a number: ``iteration 12``, ``step_3``, ``batch#7``, ``epoch 1 step 2``.
 _NUMBERED = re.compile(r"(?P<name>.*?)[\s_#:=\-\[(]*(?P<number>[0-9]{1,15})[\])]?", re.DOTALL)
-#: Names that mark a kind of range.
+#: Range names that suggest steps.
 _SAYS_STEP = re.compile(r"(?:^|[^a-z])(?:step|iter|iteration|batch)s?(?:$|[^a-z])", re.IGNORECASE)
-#: Share of the time between the first range of a thread and the last that ranges of another name must fill to count.
+#: The fraction of the time from a thread's first range to its last that ranges with any other name must cover in order
+#: to be considered.
 _FILLS = 0.8
 _MOST_LISTED = 5
 
@@ -33,11 +35,11 @@ def with_steps(trace: TraceColumns, name: str | None, source: str, guess: bool =
     ----------
     trace : TraceColumns
     name : str, optional
-        The name of the range, which may be followed by a number. If it is given, marks in the trace do not count.
+        The name of the range, which may be followed by a number. If it is passed, marks in the trace are ignored.
     source : str
         The name of the trace, for error messages.
     guess : bool
-        Whether to look for such a range if no name is given and the trace contains no marks.
+        Whether to look for such a range if no name is passed and the trace does not contain marks.
 
     Raises
     ------
@@ -50,7 +52,7 @@ def with_steps(trace: TraceColumns, name: str | None, source: str, guess: bool =
         rows, numbers, base = _guessed(trace)
         if not len(rows):
             return trace
-        note = f"Steps are the ranges named {base!a}; load(..., steps=), or perfnb show --steps, names others."
+        note = f"Steps are the ranges named {base!a}; choose others with load(..., steps=) or perfnb show --steps."
         return replace(_marked(trace, rows, numbers), caveats=[*trace.caveats, note])
     trace = _without_marks(trace)
     wanted = np.array([one == name or _split(one)[0] == name for one in trace.names], dtype=bool)
@@ -68,7 +70,7 @@ def _split(name: str) -> tuple[str, int]:
 def _numbers(trace: TraceColumns, rows: Ints) -> Ints:
     """Return the numbers in the ranges' names.
 
-    Unless each range has its own number, they are numbered from 0 in chronological order.
+    If the numbers are not unique, the ranges are numbered from 0 in chronological order instead.
     """
     own = np.array([_split(one)[1] for one in trace.names], dtype=np.int64)[trace.name[rows]]
     if (own != MISSING).all() and len(np.unique(own)) == len(own):
@@ -79,10 +81,10 @@ def _numbers(trace: TraceColumns, rows: Ints) -> Ints:
 def _guessed(trace: TraceColumns) -> tuple[Ints, Ints, str]:
     """Find the ranges that mark steps, on the thread with the most ranges.
 
-    They are the ranges that are named like steps, or otherwise the most frequent ranges.
+    These are the ranges whose names suggest steps, or the most frequent ranges if there are no such names.
     """
     none = np.array([], dtype=np.int64)
-    # Without numbered ops, the user's ranges are listed as ops.
+    # Without numbered ops, user ranges are listed as ops.
     rows = np.flatnonzero(is_in(trace, RANGES if (trace.external_id != MISSING).any() else (*RANGES, *OPS)))
     if not len(rows):
         return none, none, ""
@@ -112,7 +114,7 @@ def _guessed(trace: TraceColumns) -> tuple[Ints, Ints, str]:
 
 
 def _marked(trace: TraceColumns, rows: Ints, numbers: Ints) -> TraceColumns:
-    """Add an event for each step before the other events."""
+    """Insert an event for each step before the other events."""
     names, codes = [f"{TORCH_STEP}{number}" for number in numbers.tolist()], dict[str, int]()
     of_marks = np.array([codes.setdefault(one, len(codes)) for one in names], dtype=np.int64) + len(trace.names)
     categories = [*trace.categories] if RANGES[0] in trace.categories else [*trace.categories, RANGES[0]]
@@ -140,7 +142,7 @@ def _without_marks(trace: TraceColumns) -> TraceColumns:
 
 
 def _others(trace: TraceColumns) -> str:
-    """Return the ranges that repeat, for an error message."""
+    """Return the part of an error message that lists the repeating ranges."""
     rows = np.flatnonzero(is_in(trace, RANGES)) if len(trace) else np.array([], dtype=np.int64)
     if not len(rows):
         return ": it has no user ranges"

@@ -1,6 +1,6 @@
-"""Find the format of a trace file, and read its text in blocks, unpacked on the fly, within limits.
+"""Determine the format of a trace file, and read its content in blocks, which are unpacked on the fly within limits.
 
-A format is one module in this folder with a `READER`, and one line in `READERS`.
+Each format has a module in this folder that defines a `READER`, and a line in `READERS`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perfnb.files import open_regular
 from perfnb.quantities import size
 from perfnb.trace.columns import TraceColumns
 
-#: The readers in the order of recognition: put a specific format before a general one.
+#: The readers, in the order they are tried. Specific formats must come before general ones.
 READERS = (
     "perfnb.trace.xplane:READER",
     "perfnb.trace.perfetto:READER",
@@ -33,36 +33,39 @@ READERS = (
     "perfnb.trace.chrome_events:READER",
     "perfnb.trace.kineto:READER",
 )
-#: The reference in errors about an unknown file.
+#: The reference in error messages about unknown files.
 FORMATS_ARE = 'help(perfnb.load) and "File formats" in the documentation list the formats'
-#: The unpacked bytes of a file that its format is recognised by.
+#: The number of unpacked bytes that are used to recognise a file's format.
 HEAD = 2**16
-#: A callback with the bytes of the file done so far, and its size.
+#: A callback that receives the number of bytes that have been processed, and the file's size.
 OnProgress = Callable[[int, int], None]
 
 _BLOCK = 2**20
-#: The most bytes and events of a format that is read piece by piece, and of one that is decoded whole.
+#: The maximum numbers of bytes and events, for formats that are read piece by piece and for formats that are decoded as
+#: a whole.
 _PIECEWISE, _WHOLE = (8 * 2**30, 25_000_000), (256 * 2**20, 4_000_000)
-#: The most values inside values. Python's own recursion limit is higher.
+#: The maximum nesting depth of values. Python's own recursion limit is higher.
 MAX_DEPTH = 200
-#: The letters of one text that are kept: many events may refer to the same text, and each would copy it.
+#: The maximum number of characters in a text, which is truncated beyond that. Many events may refer to the same text,
+#: and each of them would copy it.
 MOST_TEXT = 16_384
-#: The letters of all the distinct texts of a file, for each event that a format decoded whole may hold.
+#: The maximum number of characters in all distinct texts of a file, per event that is allowed in a format decoded as a
+#: whole.
 LETTERS = 64
-#: The bytes of UTF-8 that surely spell more letters than are kept.
+#: The number of UTF-8 bytes that certainly contain more characters than the maximum.
 MOST_TEXT_BYTES = 4 * MOST_TEXT + 4
-#: The most letters in a line of text.
+#: The maximum number of characters in a line of text.
 _LONGEST_LINE = 2**20
-#: The seconds after which progress is reported, and between two reports.
+#: The time in seconds until progress is first reported, and between two reports.
 QUIET_S, _EVERY_S = 2.0, 0.2
-#: Real traces unpack to 15 to 30 times their size. A file that unpacks to more than the first number is refused, from
-#: the second number of bytes on.
+#: Real traces unpack to 15 to 30 times their size. A file that unpacks to more than the first number times its size is
+#: rejected, unless its unpacked size is below the second number of bytes.
 _MOST_RATIO, _RATIO_FROM = 200, 32 * 2**20
 GZIP = b"\x1f\x8b"
-#: The compressed bytes that are unpacked together: few, because the bytes after the end of a part are copied for each
-#: part.
+#: The number of compressed bytes that are unpacked at once. It is small because the bytes after the end of each part
+#: are copied.
 _PACKED_BLOCK = 2**14
-#: Descriptions of files that no reader recognises, by their first bytes.
+#: Descriptions of files that none of the readers recognise, by their first bytes.
 _MAGIC = {
     b"PK\x03\x04": "a ZIP archive: unpack it first",
     b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it first",
@@ -75,18 +78,18 @@ _MAGIC = {
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits beyond which a reader refuses a file. Limits that are not specified have defaults.
+    """The limits beyond which a reader rejects a file. If a limit is not specified, there is a default.
 
-    Formats that are read piece by piece have higher limits than formats whose whole content is in memory at once. For
-    the latter, the defaults keep a hostile file's memory below 2 GiB, because each value that is kept takes up to 200
-    bytes, regardless of its size in the file.
+    Formats that are read piece by piece have higher default limits than formats whose whole content is in memory at
+    once. For the latter, the defaults ensure that even a malicious file needs less than 2 GiB of memory. Each value
+    takes up to 200 bytes of memory, regardless of its size in the file.
 
     Attributes
     ----------
     max_bytes : int, optional
         The maximum size of the unpacked content in bytes.
     max_events : int, optional
-        The maximum number of events of any kind. In a format that is decoded as a whole, names and values also count.
+        The maximum number of events of any kind. For formats that are decoded as a whole, it includes names and values.
     """
 
     max_bytes: int | None = None
@@ -108,12 +111,12 @@ class Limits:
 
 
 def cut(text: str) -> str:
-    """Return a text from a file. A text that is far longer than any name is cut and ends in "…"."""
+    """Return a text from a file. A text that is far longer than any name is truncated and ends in "…"."""
     return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
 
 
 class Kept:
-    """Counts the values that a file makes its reader keep in memory.
+    """Counts the values that a reader stores in memory because of a file's content.
 
     Parameters
     ----------
@@ -133,7 +136,7 @@ class Kept:
         Raises
         ------
         TraceError
-            If this exceeds the limit.
+            If a limit is exceeded.
         """
         self._count += count
         self._letters += len(text)
@@ -141,7 +144,7 @@ class Kept:
             raise too_many(self._source, self._most)
         if self._letters > self._most_letters:
             raise TraceError(
-                f"{self._source} was not read: its names have more than {self._most_letters:,} characters in all; if "
+                f"{self._source} was not read: its names have more than {self._most_letters:,} characters in total; if "
                 "you trust it, raise max_events."
             )
 
@@ -156,16 +159,17 @@ class Reader:
     Attributes
     ----------
     endings : tuple of str
-        The lower-case file name endings by which traces in a folder are found.
+        The file name endings, in lower case, that are used to find traces in a folder.
     recognise : callable
-        Returns whether a file has this format, given its path and the first `HEAD` bytes of its unpacked content.
+        Function that checks whether a file has this format, given its path and the first `HEAD` bytes of its unpacked
+        content.
     read : callable
-        Reads a file, given its path, `Limits` and a progress callback. If it returns a list, it contains the ranks of
-        one job, in order. Raises `TraceError` if the file is damaged or exceeds a limit.
+        Function that reads a file, given its path, `Limits` and a progress callback. If it returns a list, the list
+        contains the ranks of one job, in order. It raises `TraceError` if the file is damaged or exceeds a limit.
     caveats : tuple of str
-        Notes on data that the format cannot record. They are included in a profile's notes.
+        Notes on data that the format cannot record, which are included in a profile's notes.
     guess_steps : bool
-        Whether to use a repeating range as the mark of a step, because the format has no step marks.
+        Whether a repeating range should be used to mark steps, because the format does not have step marks.
     """
 
     endings: tuple[str, ...]
@@ -182,15 +186,15 @@ def readers() -> tuple[Reader, ...]:
 
 
 def reader_of(path: Path) -> Reader | None:
-    """Return the first reader that recognises a file, or ``None`` if none does."""
+    """Return the first reader that recognises a file, or ``None`` if the format is unknown."""
     head = head_of(path)
     return next((reader for reader in readers() if reader.recognise(path, head)), None)
 
 
 def looks_like(path: Path) -> str:
-    """Describe, in parentheses, a file that no reader recognises, if its first bytes reveal its kind.
+    """Return a description, in parentheses, of a file that none of the readers recognise.
 
-    The first bytes are never quoted.
+    The result is empty if the file's first bytes do not reveal its type. The bytes themselves are never quoted.
     """
     head = head_of(path)
     return next((f" (it is {what})" for magic, what in _MAGIC.items() if head.startswith(magic)), "")
@@ -199,7 +203,7 @@ def looks_like(path: Path) -> str:
 def head_of(path: Path) -> bytes:
     """Return the first bytes of a file's content.
 
-    If they cannot be unpacked, they are returned packed, and if they cannot be read, the result is empty.
+    If they cannot be unpacked, they are returned in packed form. If they cannot be read, the result is empty.
     """
     head = content = b""
     with suppress(OSError, ValueError, TraceError), open_regular(path) as file:
@@ -213,7 +217,7 @@ def head_of(path: Path) -> bytes:
 
 
 def blocks_of_bytes(data: bytes) -> Iterator[memoryview]:
-    """Return the blocks of a text that is in memory."""
+    """Return the blocks of a text that is already in memory."""
     view = memoryview(data)
     return (view[start : start + _BLOCK] for start in range(0, len(view), _BLOCK))
 
@@ -224,13 +228,13 @@ def blocks_of_file(path: Path, limits: Limits, progress: OnProgress | None = Non
     Raises
     ------
     TraceError
-        If the file cannot be read, is damaged, or is too large, either packed or unpacked.
+        If the file cannot be read or is damaged, or if its packed or unpacked size is too large.
     """
     try:
         with open_regular(path) as file:
             yield from _blocks(file, path, limits.most_bytes, progress)
     except IsADirectoryError as error:
-        raise TraceError(f"{path} cannot be read as a trace: it is a folder; pass a file in it.") from error
+        raise TraceError(f"{path} cannot be read as a trace: it is a folder; pass one of the files in it.") from error
     except FileNotFoundError as error:
         raise TraceError(f"{path} cannot be read as a trace: the file does not exist.") from error
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
@@ -257,7 +261,7 @@ def _blocks(file: BinaryIO, path: Path, most: int, progress: OnProgress | None) 
         place = file.tell()
         if packed and done > max(_RATIO_FROM, _MOST_RATIO * place):
             raise TraceError(
-                f"{path} was not read: it unpacks to {done // place:,} times its size, more than any trace; if you "
+                f"{path} was not read: it unpacks to {done // place:,} times its size, unlike any real trace; if you "
                 "trust it, unpack it first."
             )
         yield block
@@ -265,7 +269,7 @@ def _blocks(file: BinaryIO, path: Path, most: int, progress: OnProgress | None) 
 
 
 def _unpacked(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """Unpack a file that consists of one or more parts compressed with gzip, at most `_BLOCK` bytes at a time."""
+    """Unpack a file that consists of one or more gzip parts, at most `_BLOCK` bytes at a time."""
     part: Any = None
     while packed := file.read(_PACKED_BLOCK):
         while packed:
@@ -292,7 +296,7 @@ def _not_unpacked(path: Path, why: str) -> TraceError:
 
 
 class Reports:
-    """Reports progress in a file a few times per second, if reading it takes long.
+    """Reports the progress in reading a file a few times per second, if reading takes a long time.
 
     Parameters
     ----------
@@ -307,7 +311,7 @@ class Reports:
         self._start = self._last = time.monotonic()
 
     def __call__(self, done: int) -> None:
-        """Report that this many bytes are done, if the next report is due."""
+        """Report the number of bytes that have been processed, if the next report is due."""
         now = time.monotonic()
         due = now - self._last >= _EVERY_S or done == self._length
         if self._progress is not None and now - self._start >= QUIET_S and due:
@@ -316,7 +320,7 @@ class Reports:
 
 
 def whole_file(path: Path, limits: Limits, progress: OnProgress | None = None) -> bytearray:
-    """Return a file's unpacked content, within the limits. Errors are as in `blocks_of_file`."""
+    """Return a file's unpacked content, within the limits. This raises the same errors as `blocks_of_file`."""
     content = bytearray()
     with closing(blocks_of_file(path, limits, progress)) as blocks:
         for block in blocks:
@@ -325,12 +329,12 @@ def whole_file(path: Path, limits: Limits, progress: OnProgress | None = None) -
 
 
 def lines_of_file(path: Path, limits: Limits) -> Generator[str, None, None]:
-    """Read the lines of a text without their line endings. PowerShell's redirection writes UTF-16.
+    """Read the lines of a text file without their line endings. UTF-16 is supported because PowerShell writes it.
 
     Raises
     ------
     TraceError
-        As in `blocks_of_file`, and also if a line is too long to be kept in memory.
+        For the same reasons as in `blocks_of_file`, and if a line is too long to be held in memory.
     """
     rest, decoder = "", None
     with closing(blocks_of_file(path, limits)) as blocks:
@@ -341,29 +345,29 @@ def lines_of_file(path: Path, limits: Limits) -> Generator[str, None, None]:
             lines = (rest + decoder.decode(block)).split("\n")
             rest = lines.pop()
             if max(map(len, (rest, *lines))) > _LONGEST_LINE:
-                raise TraceError(f"{path} was not read: it has a line of more than {_LONGEST_LINE:,} letters.")
+                raise TraceError(f"{path} was not read: it has a line of more than {_LONGEST_LINE:,} characters.")
             for line in lines:
                 yield line.rstrip("\r")
     yield rest.rstrip("\r")
 
 
 def refuse_many_values(text: bytearray, source: str, limits: Limits) -> None:
-    """Refuse JSON with too many values before it is decoded as a whole. Brackets in texts also count.
+    """Raise an error if JSON that is about to be decoded as a whole contains too many values.
 
-    Four numbers or texts take as much memory as one list or object.
+    Four numbers or strings take as much memory as one list or object. Brackets inside strings are also counted.
     """
     if text.count(b"{") + text.count(b"[") + text.count(b",") // 4 > limits.most_events:
         raise too_many(source, limits.most_events)
 
 
 def too_many(source: str, most: int) -> TraceError:
-    """Return an error about a file that contains too much."""
+    """Return an error for a file that contains too many values."""
     return TraceError(
-        f"{source} was not read: it holds more than {most:,} events, names and values; if you trust it, raise "
+        f"{source} was not read: it contains more than {most:,} events, names and values; if you trust it, raise "
         "max_events."
     )
 
 
 def too_deep(source: str) -> TraceError:
-    """Return an error about values that are nested too deeply."""
-    return TraceError(f"{source} was not read: it holds more than {MAX_DEPTH} values inside each other.")
+    """Return an error for values that are nested too deeply."""
+    return TraceError(f"{source} was not read: its values are nested more than {MAX_DEPTH} levels deep.")

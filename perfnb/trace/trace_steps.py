@@ -1,7 +1,8 @@
-"""Find the steps that a trace marks, and their events, and refuse contents that no trace of a real run has.
+"""Find the steps that a trace marks and their events, and reject traces that cannot come from a real run.
 
-A report has a row for each thread, stream, device, step and level, so a small file with millions of them would keep it
-busy for hours or fill the memory. The cost of reading a file is limited by `perfnb.trace.trace_file.Limits`.
+A report has a row for each thread, stream, device, step and level. A small file could contain millions of them, and
+building the report would then take hours or fill the memory. `perfnb.trace.trace_file.Limits` limits the cost of
+reading the file, but not the cost of the report.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ MOST_THREADS = 2_000
 MOST_STREAMS = 2_000
 MOST_DEVICES = 256
 MOST_STEPS = 5_000
-#: The most steps times devices: each pair has a row in the GPU tables.
+#: The maximum number of steps times devices. The GPU tables have a row for each pair.
 MOST_STEPS_OF_DEVICES = 20_000
-#: The most events on one thread inside each other: Python itself allows about 1,000 calls.
+#: The maximum nesting depth of the events on a thread. Python itself allows about 1,000 nested calls.
 MOST_NESTED = 2_000
-#: The most layers inside each other, and letters in the names of all layers: each name repeats those around it.
+#: The maximum nesting depth of layers, and the maximum number of characters in all of their names. Each layer's name
+#: includes the names of the layers around it.
 MOST_LAYERS_NESTED = 500
 MOST_LETTERS = 32 * 2**20
 
@@ -38,13 +40,13 @@ class TraceSteps:
     Attributes
     ----------
     rows : ndarray
-        The position in the trace of the event that marks each step, or -1 for a step that represents the whole trace.
+        The row in the trace of the event that marks each step, or -1 for a step that represents the whole trace.
     numbers : ndarray
         The numbers from the marks. For example, ``ProfilerStep#12`` has the number 12.
     starts, ends : ndarray
-        Nanoseconds.
+        The times in nanoseconds.
     process, thread : int
-        The process and thread that ran them.
+        The process and thread that ran the steps.
     ignored : int
         The number of marks on other threads or inside other marks.
     """
@@ -59,17 +61,17 @@ class TraceSteps:
 
     @property
     def marked(self) -> bool:
-        """Whether the trace marks its steps."""
+        """Whether the trace contains step marks."""
         return bool((self.rows != MISSING).all())
 
 
 def is_in(trace: TraceColumns, categories: tuple[str, ...]) -> Bools:
-    """Return whether each event is in one of the categories."""
+    """Check for each event whether it is in one of the categories."""
     return np.isin(np.array(trace.categories, dtype=object), categories)[trace.category]
 
 
 def numbered_spans(trace: TraceColumns, label: str, categories: tuple[str, ...]) -> tuple[Ints, Ints]:
-    """Find events in some categories that are named `label` plus a number. Return their positions and numbers."""
+    """Find the events in some categories that are named `label` plus a number. Return their rows and numbers."""
     of_names = np.array([number_behind(label, name) for name in trace.names], dtype=np.int64)
     numbers = of_names[trace.name]
     rows = np.flatnonzero((numbers != MISSING) & is_in(trace, categories))
@@ -85,25 +87,25 @@ def first_match(key: Ints, wanted: Ints) -> Ints:
 def launched_by(correlation: Ints, on_host: Bools, rows: Ints) -> Ints:
     """Find the call that launched each event in `rows`, or -1 if it is unknown.
 
-    It is the first call on the host with the event's correlation id.
+    This is the first call on the host with the event's correlation id.
     """
     calls = np.flatnonzero(on_host & (correlation != MISSING))
     return np.append(calls, MISSING)[first_match(correlation[calls], correlation[rows])]
 
 
 def moments_of(start: Ints, rows: Ints, call: Ints) -> Ints:
-    """Return the moment that determines the step of each event in `rows`.
+    """Return the time that determines the step to which each event in `rows` belongs.
 
-    It is the start of the event's launch, or otherwise its own start.
+    This is the start of the event's launch, or the start of the event if its launch is unknown.
     """
     return np.where(call != MISSING, start[call], start[rows])
 
 
 def step_of(moments: Ints, starts: Ints, ends: Ints) -> Ints:
-    """Find the step that contains each moment, as a position among the steps, or -1 outside all steps.
+    """Return the index of the step that contains each time, or -1 for a time outside all steps.
 
-    The start of a step is inside it, and its end is not. Steps may be in any order. If two steps overlap, the step that
-    starts later counts.
+    A step includes its start but not its end. Steps may be in any order. If two steps overlap, the one that starts
+    later is returned.
     """
     order = np.argsort(starts, kind="stable")
     step = np.append(MISSING, order)[np.searchsorted(starts[order], moments, side="right")]
@@ -112,11 +114,11 @@ def step_of(moments: Ints, starts: Ints, ends: Ints) -> Ints:
 
 
 def steps_of(trace: TraceColumns) -> TraceSteps:
-    """Find the steps that a trace marks. Without marks, the whole trace is a single step.
+    """Find the steps that a trace marks. If it does not contain any marks, the whole trace is a single step.
 
-    Only marks on the thread with the most marks count. A step that represents the whole trace lasts from the start of
-    the first host event to the end of the last, and runs on the thread with the most events outside a backward pass.
-    Without host events, it covers the work on devices.
+    Only the marks on the thread with the most marks are used. A step that represents the whole trace lasts from the
+    start of the first host event to the end of the last, and runs on the thread with the most events outside a backward
+    pass. If there are no host events, it covers the work on devices.
     """
     for label, categories in STEP_MARKS.items():
         rows, numbers = numbered_spans(trace, label, categories)
@@ -126,10 +128,10 @@ def steps_of(trace: TraceColumns) -> TraceSteps:
 
 
 def steps_of_events(trace: TraceColumns, starts: Ints, ends: Ints) -> Ints:
-    """Find the step to which each event in a trace belongs, as a position among the steps, or -1 if there is none.
+    """Return the index of the step to which each event in a trace belongs, or -1 if there is none.
 
     A host event belongs to the step that contains its start. A device event belongs to the step of the call that
-    launched it, or if the call is not in the trace, to the step that contains the event's own start.
+    launched it. If that call is not in the trace, the event belongs to the step that contains its own start.
     """
     on_device = is_in(trace, DEVICE_EVENTS)
     rows, moments = np.flatnonzero(on_device), trace.start_ns.copy()
@@ -138,7 +140,7 @@ def steps_of_events(trace: TraceColumns, starts: Ints, ends: Ints) -> Ints:
 
 
 def belongs_to_steps(trace: TraceColumns, steps: TraceSteps) -> Bools:
-    """Return whether each event is part of a step. Without marks, all events are."""
+    """Check for each event whether it is part of a step. Without marks, all events are part of a step."""
     if not steps.marked:
         return np.ones(len(trace), dtype=bool)
     part: Bools = steps_of_events(trace, steps.starts, steps.ends) != MISSING
@@ -156,7 +158,8 @@ def _marked(trace: TraceColumns, rows: Ints, numbers: Ints) -> TraceSteps:
     starts = trace.start_ns[chosen]
     ends = starts + trace.duration_ns[chosen]
     reached = np.concatenate([starts[:1], np.maximum.accumulate(ends)[:-1]])
-    # Rounding can let a step end just after the next one starts; one that starts earlier than that is inside another.
+    # Due to rounding, a step may end just after the next one starts. A mark that starts even earlier is inside another
+    # mark.
     apart = starts >= reached - max(trace.unit_ns, 1)
     chosen, numbers, starts, ends = chosen[apart], numbers[apart], starts[apart], ends[apart]
     ends[:-1] = np.minimum(ends[:-1], starts[1:])
@@ -176,7 +179,7 @@ def _whole(trace: TraceColumns) -> TraceSteps:
 
 
 def _main_thread(trace: TraceColumns, host: Ints) -> tuple[int, int]:
-    """Return the thread with the most events outside the nodes of a backward pass."""
+    """Return the thread with the most events outside backward nodes."""
     is_node = np.array([name.startswith(BACKWARD_NODE) for name in trace.names], dtype=bool)[trace.name[host]]
     start, end = trace.start_ns[host], trace.start_ns[host] + trace.duration_ns[host]
     which, threads = _numbered(trace.process[host], trace.thread[host])
@@ -194,12 +197,12 @@ def _main_thread(trace: TraceColumns, host: Ints) -> tuple[int, int]:
 
 
 def refuse_odd_trace(trace: TraceColumns, source: str) -> None:
-    """Refuse a trace that contains more threads, streams or other items than a real run.
+    """Raise an error if a trace contains more threads, streams or other items than a real run.
 
     Raises
     ------
     TraceError
-        If the trace exceeds a limit. The message names the item and `source`.
+        If the trace exceeds a limit. The message names the limit and `source`.
     """
     on_device = is_in(trace, DEVICE_EVENTS)
     host, device = np.flatnonzero(~on_device), np.flatnonzero(on_device)
@@ -210,26 +213,26 @@ def refuse_odd_trace(trace: TraceColumns, source: str) -> None:
     steps = len(steps_of(trace).starts)
     for count, most, what in (
         (threads.shape[1], MOST_THREADS, "threads"),
-        (streams.shape[1], MOST_STREAMS, "streams of devices"),
+        (streams.shape[1], MOST_STREAMS, "device streams"),
         (max(working, owners.shape[1]), MOST_DEVICES, "devices"),
         (steps, MOST_STEPS, "steps"),
-        (steps * working, MOST_STEPS_OF_DEVICES, "steps of devices"),
-        (_deepest(thread, trace.start_ns[host], trace.duration_ns[host]), MOST_NESTED, "events inside each other"),
+        (steps * working, MOST_STEPS_OF_DEVICES, "steps on all devices"),
+        (_deepest(thread, trace.start_ns[host], trace.duration_ns[host]), MOST_NESTED, "levels of nested events"),
     ):
         if count > most:
             raise TraceError(_odd(source, f"{count:,} {what}", most))
 
 
 def refuse_odd_layers(depth: Sequence[int], letters: int, source: str) -> None:
-    """Refuse layers that are nested too deeply, or whose names have too many characters in total.
+    """Raise an error if layers are nested too deeply, or if their names have too many characters in total.
 
-    Errors are as in `refuse_odd_trace`.
+    The error is the same as in `refuse_odd_trace`.
     """
     levels = max(depth, default=-1) + 1
     if levels > MOST_LAYERS_NESTED:
-        raise TraceError(_odd(source, f"{levels:,} layers inside each other", MOST_LAYERS_NESTED))
+        raise TraceError(_odd(source, f"{levels:,} levels of nested layers", MOST_LAYERS_NESTED))
     if letters > MOST_LETTERS:
-        raise TraceError(_odd(source, f"{letters:,} letters in the names of its layers", MOST_LETTERS))
+        raise TraceError(_odd(source, f"{letters:,} characters in the names of its layers", MOST_LETTERS))
 
 
 def _odd(source: str, what: str, most: int) -> str:
@@ -237,7 +240,7 @@ def _odd(source: str, what: str, most: int) -> str:
 
 
 def _numbered(*keys: Ints) -> tuple[Ints, Ints]:
-    """Number each row's combination of keys, in key order, and return the keys for each number."""
+    """Assign a number to each distinct combination of keys, in key order, and return the keys for each number."""
     table = pd.DataFrame(dict(enumerate(keys)))
     codes = table.groupby(list(table)).ngroup().to_numpy().astype(np.int64)
     first = np.unique(codes, return_index=True)[1]
@@ -245,10 +248,10 @@ def _numbered(*keys: Ints) -> tuple[Ints, Ints]:
 
 
 def _deepest(thread: Ints, start: Ints, duration: Ints) -> int:
-    """Return the largest number of events that are open at the same time on a thread."""
-    # An end and a start at the same time do not overlap; an event without duration lasts a nanosecond here.
+    """Return the maximum number of events that are open at the same time on any thread."""
+    # Events do not overlap if one ends when the other starts. Events without duration are extended to a nanosecond.
     time = np.concatenate([start, start + np.maximum(duration, 1)])
     opens = np.repeat([1, -1], len(start))
     order = np.lexsort((opens, time, np.tile(thread, 2)))
-    # A thread closes what it opens, so the sum is 0 where the next thread starts.
+    # All events of a thread are closed at its end, so the sum is 0 at the start of the next thread.
     return int(np.cumsum(opens[order]).max(initial=0))

@@ -1,8 +1,8 @@
-"""Translate events from JAX and TensorFlow into perfnb's terms, from XSpace files and from Chrome JSON.
+"""Translate JAX and TensorFlow events into perfnb's terms, for both XSpace files and Chrome JSON.
 
-Both formats have the same planes and lines. A plane is a process in the trace viewer (``/device:GPU:0``,
-``/host:CPU``), and a line is a thread of that process (``Stream #16(Kernel)``, ``XLA Ops``, ``python``). An event has
-statistics such as ``hlo_op`` and ``correlation_id``.
+Both formats use the same planes and lines. A plane appears as a process in the trace viewer (``/device:GPU:0``,
+``/host:CPU``), and a line appears as a thread of that process (``Stream #16(Kernel)``, ``XLA Ops``, ``python``). Events
+have statistics such as ``hlo_op`` and ``correlation_id``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from perfnb.trace.rows import Rows
 from perfnb.trace_names import CALLS, COPIES, DEVICE_RANGES, KERNELS, OPS, PYTHON_CALLS, RANGES, TORCH_STEP
 
 Stat = int | str
-#: The statistics that are used; a reader need not decode others.
+#: The statistics that are used. Readers do not need to decode any others.
 STATS = frozenset(
     {"correlation_id", "hlo_op", "hlo_module", "tf_op", "name", "step_num", "memcpy_details", "memset_details"}
 )
 
 CAVEATS = (
-    "JAX and TensorFlow record neither modules nor autograd: there are no layers, and only the names of ops (jvp, "
-    "transpose, gradient_tape) tell forward from backward. Work is launched asynchronously, so look at the phases of "
-    "ops and kernels in events, not at those of host time.",
-    "On GPUs an XLA op is listed once per call that launched something for it.",
+    "JAX and TensorFlow record neither modules nor autograd, so there are no layers, and only the names of ops (jvp, "
+    "transpose, gradient_tape) distinguish forward from backward. Work is launched asynchronously, so look at the "
+    "phases of ops and kernels in events instead of those of host time.",
+    "On GPUs, an XLA op is listed once for each call that launched work for it.",
 )
 
 _DEVICE = re.compile(r"/(?:device:)?(?P<kind>GPU|TPU|gpu|tpu):(?P<number>\d{1,6})")
@@ -33,13 +33,13 @@ _STREAM = re.compile(r"Stream #(?P<number>\d{1,9})")
 _PYTHON = re.compile(r"\$(?P<file>[^:]+\.py):(?P<line>\d+) (?P<function>.+)", re.DOTALL)
 _TENSORFLOW_OP = re.compile(r"[\w./>\[\]()-]+:_?[A-Z]\w*")
 _COPY = re.compile(r"mem ?(?:cpy|copy)|copy(?:h2d|d2h|d2d|p2p)", re.IGNORECASE)
-#: Lines that a profiler derives from the others.
+#: Lines that the profiler derives from other lines.
 _WORK, _MODULES, _STEPS = "XLA Ops", "XLA Modules", "Steps"
 _SET, _RUNTIME = "gpu_memset", CALLS[0]
 
 
 class XlaPlane:
-    """A plane, with the names of its lines. It adds its events to the rows.
+    """A plane with the names of its lines, which adds its events to the rows.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class XlaPlane:
         device = _DEVICE.search(name) if not name.startswith("/host:") else None
         self.device = MISSING if device is None else int(device["number"])
         self._has_streams = any(_STREAM.match(line) for line in lines)
-        #: The steps that a device marks: number, start and duration in nanoseconds.
+        #: The steps that a device marks: the number, and the start and duration in nanoseconds.
         self.device_steps: list[tuple[int, int, int]] = []
         self.marked_steps = False
 
@@ -108,7 +108,7 @@ class XlaPlane:
             self._rows.add(name, DEVICE_RANGES[0], *place, device=self.device)
         elif line == _MODULES:
             self._rows.add(name, DEVICE_RANGES[0], *place, device=self.device)
-        # The other lines repeat the same work under the names of scopes and source lines.
+        # The other lines repeat the same work by scope or source line.
 
 
 def add_device_steps(rows: Rows, planes: Collection[XlaPlane]) -> None:
@@ -120,9 +120,9 @@ def add_device_steps(rows: Rows, planes: Collection[XlaPlane]) -> None:
 
 
 def framework_op(stats: Mapping[str, Stat]) -> str:
-    """Return the JAX or TensorFlow op, or an empty text if it is unknown.
+    """Return the JAX or TensorFlow op, or an empty string if it is unknown.
 
-    An op is, for example, ``jit(f)/transpose(jvp(Dense))/dot_general``.
+    An example of an op is ``jit(f)/transpose(jvp(Dense))/dot_general``.
     """
     for key in ("name", "tf_op"):
         text = str(stats.get(key, "")).partition(":")[0]
@@ -144,11 +144,11 @@ def work_category(line: str, name: str, stats: Mapping[str, Stat]) -> str:
 
 
 def number_of(value: object) -> int:
-    """Return a number that is given as a number or as text, or -1 for anything else."""
+    """Convert a number, which may be stored as text, to an integer. The result is -1 for anything else."""
     number = whole_number(value)
     return MISSING if number is None or number < 0 else number
 
 
 def is_plane(name: str) -> bool:
-    """Return whether a process in a Chrome trace is a plane."""
+    """Check whether a process in a Chrome trace is a plane."""
     return name.startswith(("/device:", "/host:"))

@@ -1,6 +1,7 @@
-"""Read XSpace files (``*.xplane.pb``), written by JAX, TensorFlow and PyTorch/XLA: planes of lines of events.
+"""Read XSpace files (``*.xplane.pb``), which are written by JAX, TensorFlow and PyTorch/XLA.
 
-Times are in picoseconds from their line's start, and the lines in a file start at different times.
+A file contains planes, which consist of lines of events. Times are in picoseconds since the start of the line, and each
+line starts at a different time.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from perfnb.trace.rows import FAR_NS, Rows
 from perfnb.trace.trace_file import Kept, Limits, OnProgress, Reader, whole_file
 from perfnb.trace.xla import CAVEATS, STATS, Stat, XlaPlane, add_device_steps, framework_op, number_of
 
-#: The number of statistics that are remembered: most are the same in many events.
+#: The number of statistics that are cached. Many events have the same statistics.
 _MOST_SEEN = 4_096
-#: The start of the names of planes.
+#: The prefixes of plane names.
 _NAMES = ("/host:", "/device:", "Task Environment", "#Chip")
 _METADATA, _ENVIRONMENT = "/host:metadata", "Task Environment"
 _START = "profile_start_time"
-#: Statistics of a plane that are used, by their names among a device's facts in other formats.
+#: The statistics of a plane that are used, by their names in the device descriptions of other formats.
 _OF_DEVICE = {"totalGlobalMem": "memory_size", "numSms": "core_count"}
 _USED = frozenset({_START, "device_vendor", *_OF_DEVICE.values(), *STATS})
 
-#: The start and the end of something.
+#: The start and the end of a range of bytes.
 Place = tuple[int, int]
-#: By module and op, the path of an op of JAX or TensorFlow.
+#: The path of a JAX or TensorFlow op, by module and op.
 Paths = dict[tuple[str, str], str]
 
 
 def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> TraceColumns:
-    """Read a file. Errors are as in `perfnb.trace.kineto.read`."""
+    """Read a file. This raises the same errors as `perfnb.trace.kineto.read`."""
     limits = limits.whole()
     data = whole_file(path, limits, progress)
     try:
@@ -46,7 +47,7 @@ def read(path: Path, limits: Limits, progress: OnProgress | None = None) -> Trac
 def _trace(data: Buffer, rows: Rows) -> TraceColumns:
     planes, places, base = list[XlaPlane](), list[Place](), 0
     for place in _messages(data, 0, len(data), 1):
-        rows.kept.add(4)  # with its name and its part in the rows
+        rows.kept.add(4)  # with its name and the part that it adds to the rows
         places.append(place)
     names = [_text_at(data, *place, 2) for place in places]
     paths: Paths = {}
@@ -66,7 +67,7 @@ def _trace(data: Buffer, rows: Rows) -> TraceColumns:
 
 
 def _add_paths(data: Buffer, start: int, end: int, paths: Paths, kept: Kept) -> None:
-    """Add the paths of the ops in every compiled module, whose HLO is stored next to the events."""
+    """Add the paths of the ops in all compiled modules. Their HLO is stored next to the events."""
     for entry in _messages(data, start, end, 4):
         for kind in _messages(data, *entry, 2):
             for stat in _messages(data, *kind, 5):
@@ -90,19 +91,19 @@ def _text_at(data: Buffer, start: int, end: int, wanted: int) -> str:
 
 
 def _messages(data: Buffer, start: int, end: int, wanted: int) -> Iterator[Place]:
-    """Yield the positions of the messages in a field, or its texts."""
+    """Yield the positions of a field's messages or texts."""
     return ((a, b) for field, kind, a, b in spans(data, start, end) if field == wanted and kind == BYTES)
 
 
 class _PlaneReader:
-    """Reads a plane: the names of its statistics and of its kinds of events, followed by its lines and their events."""
+    """Reads a plane. The names of its statistics and event types come first, followed by its lines and their events."""
 
     def __init__(self, data: Buffer, place: Place, rows: Rows) -> None:
         self._data, self._place, self._rows = data, place, rows
         self._names: dict[int, str] = {}
         for key, entry in self._entries(5):
             self._names[key] = text(facts_of(entry).get(2, b""))
-        # Not from a method: that would be a cycle of references, which keeps the data alive.
+        # A method would create a reference cycle, which would keep the data alive.
         self._stat = lru_cache(_MOST_SEEN)(partial(_stat, self._names))
         self._own = dict(filter(None, (self._stat(bytes(data[a:b])) for a, b in _messages(data, *place, 6))))
 
@@ -112,7 +113,7 @@ class _PlaneReader:
         return begun if 0 < begun < FAR_NS else 0
 
     def add_events(self, name: str, number: int, paths: Paths) -> XlaPlane:
-        """Add the events of a plane."""
+        """Add the events in a plane."""
         data, rows = self._data, self._rows
         kinds = dict[int, tuple[str, dict[str, Stat]]]()
         for key, entry in self._entries(4):
@@ -139,13 +140,13 @@ class _PlaneReader:
                 stats = {**common, **own}
                 if paths and (op := stats.get("hlo_op")) and not framework_op(stats):
                     stats["name"] = paths.get((str(stats.get("hlo_module", "")), str(op)), "")
-                # Both ends are rounded down, so that what nests in picoseconds nests in nanoseconds.
+                # Both ends are rounded down to ensure that intervals that nest in picoseconds also nest in nanoseconds.
                 first, last = begin + offset // 1000, begin + (offset + duration) // 1000
                 plane.add(line, thread, word, first, max(last - first, 0), stats)
         return plane
 
     def _entries(self, field: int) -> Iterator[tuple[int, Buffer]]:
-        """Yield the keys and values of a map's entries."""
+        """Yield the key and value of each entry in a map."""
         view = memoryview(self._data)
         for a, b in _messages(self._data, *self._place, field):
             entry = facts_of(view[a:b])
@@ -155,7 +156,7 @@ class _PlaneReader:
                 yield signed(entry.get(1, 0)), value
 
     def _event(self, start: int, end: int) -> tuple[int, int, int, dict[str, Stat]] | None:
-        """Return an event's kind, offset, duration and statistics, unless it is a number of occurrences."""
+        """Return an event's type, offset, duration and statistics, or ``None`` if it only counts occurrences."""
         kind = offset = duration = 0
         stats: dict[str, Stat] = {}
         for field, wire, a, b in spans(self._data, start, end):
@@ -174,8 +175,8 @@ class _PlaneReader:
 
 
 def _stat(names: dict[int, str], data: bytes) -> tuple[str, Stat] | None:
-    """Return the name and value of a statistic that is used. Text may be the name of another statistic."""
-    if len(data) < 2 or data[0] != 8:  # its kind comes first in every known writer's files
+    """Return a statistic's name, and its value if the statistic is used. Text may be the name of another statistic."""
+    if len(data) < 2 or data[0] != 8:  # all known programs write its type first
         return None
     kind, place = varint(data, 1, len(data))
     name, value = names.get(signed(kind), ""), None

@@ -94,7 +94,9 @@ def test_what_is_refused_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU())
     assert "follows a convolution" in tried("folded", alone, torch.randn(2, 3, 4, 4)).why_not
     meta = nn.Linear(4, 4, device="meta")
-    assert backends._only_on_cpu(meta, call_of(x)) == "the model is on meta, and perfnb runs this one on the CPU only"
+    assert (
+        backends._only_on_cpu(meta, call_of(x)) == "the model is on meta, and perfnb runs this backend only on the CPU"
+    )
 
 
 def test_a_model_that_torch_cannot_trace_is_refused_by_folding_alone() -> None:
@@ -123,9 +125,9 @@ def test_inputs_of_an_engine_go_by_name_and_never_by_chance() -> None:
 
     assert list(backends._fed(["b", "a"], (), {"a": x, "b": y})["a"]) == [0.0]
     assert list(backends._fed(["one", "two"], (x, y), {})["two"]) == [1.0]
-    with pytest.raises(RefusedError, match="are not the keyword arguments"):
+    with pytest.raises(RefusedError, match="differ from the model's keyword arguments"):
         backends._fed(["one", "two"], (), {"a": x, "b": y})
-    with pytest.raises(RefusedError, match="it takes 1 tensors, and the model 2"):
+    with pytest.raises(RefusedError, match="it accepts 1 tensors, but the model is called with 2"):
         backends._fed(["one"], (x, y), {})
 
 
@@ -169,7 +171,7 @@ def test_outputs_that_cannot_be_checked_say_so() -> None:
     x = torch.randn(2, 4)
 
     assert tried("bf16", Classes(), x).values.why == "the model returns no floating-point numbers"
-    assert tried("bf16", Noisy(), x).values.why == "the model draws random numbers in evaluation mode too"
+    assert tried("bf16", Noisy(), x).values.why == "the model uses random numbers even in evaluation mode"
 
 
 def test_without_float64_the_model_with_other_threads_is_the_yardstick() -> None:

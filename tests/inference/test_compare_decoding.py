@@ -85,7 +85,7 @@ def test_a_gain_has_its_sign_and_different_answers_are_told(clock: FakeClock, tm
     words = words_of(found)
     faster = "Assisted decoding is faster: an answer takes 50 % less time than with plain decoding, 0.500 × ["
     assert faster in words
-    assert "kept n/a: the model's cache does not show them" in words
+    assert "kept n/a: the model's cache does not reveal it" in words
     assert "2 of 2 answers differ from plain decoding, the earliest after 2 tokens." in words
     assert words.count("first 2 tokens") == 2
     assert found.to_html(tmp_path / "decoding.html").exists()
@@ -96,9 +96,9 @@ def test_no_gain_is_told_from_too_few_pairs(clock: FakeClock) -> None:
 
     assert found.gain_interval is None
     pairs = "1 pair" if len(found.ab.pairs) == 1 else f"{len(found.ab.pairs)} pairs"
-    assert f"Whether assisted decoding is faster is not known from {pairs} of answers" in str(found)
+    assert f"{pairs} of answers are too few to show whether assisted decoding is faster" in str(found)
     assert "is faster:" not in str(found)
-    assert repr(found).startswith("<perfnb.DecodingComparison: assisted against plain: Whether")
+    assert repr(found).startswith("<perfnb.DecodingComparison: assisted relative to plain: ")
 
 
 def test_random_answers_are_not_compared(clock: FakeClock) -> None:
@@ -118,7 +118,7 @@ def test_random_answers_are_not_compared(clock: FakeClock) -> None:
 def test_arguments_that_do_not_fit_are_refused() -> None:
     with pytest.raises(TypeError, match="assisted must be a function that answers a request, not 3"):
         perfnb.compare_decoding(iter, 3, ["p"])  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="Tokens need a function that yields them"):
+    with pytest.raises(TypeError, match="Token times need a function that yields tokens"):
         perfnb.compare_decoding(lambda prompt: prompt, lambda prompt: prompt, ["p"])
     with pytest.raises(ValueError, match="requests is empty"):
         perfnb.compare_decoding(iter, iter, [])
@@ -135,8 +135,8 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         ),
         (1.5, 40, "bad", "Assisted decoding is slower: an answer takes 50 % more time than with plain decoding, 1.5"),
         (1.0, 40, "none", "Assisted decoding takes as long as plain decoding: 0.999 × ["),
-        (1.0, 6, "open", "Whether assisted decoding is faster is not clear: 0.999 × ["),
-        (0.5, 4, "open", "Whether assisted decoding is faster is not known from 4 pairs of answers"),
+        (1.0, 6, "open", "It is not clear whether assisted decoding is faster: 0.999 × ["),
+        (0.5, 4, "open", "4 pairs of answers are too few to show whether assisted decoding is faster"),
     ],
 )
 def test_the_verdict_is_that_of_the_pairs(ratio: float, pairs: int, state: str, sentence: str) -> None:

@@ -29,8 +29,8 @@ def test_a_thousand_requests_cost_the_time_of_the_machine() -> None:
     assert costs["requests_per_s"].tolist() == [100, 20, 80]
     assert costs["price"].tolist() == pytest.approx([7.2 / 3600 / rate * 1000 for rate in (100, 20, 80)])
     assert costs["joules"].tolist() == [pd.NA, 500.0, pd.NA]
-    assert costs["why"].tolist() == [NO_GPU, "", "it is measured back to back and at the rate asked for"]
-    assert "back to back 100 /s 0.0200 n/a at the rate asked for 20.0 /s 0.100 500" in words_of(found)
+    assert costs["why"].tolist() == [NO_GPU, "", "it is only measured back to back and at the requested rate"]
+    assert "back to back 100 /s 0.0200 n/a at the requested rate 20.0 /s 0.100 500" in words_of(found)
     assert f"Energy n/a: {NO_GPU}." in words_of(found)
 
 
@@ -48,7 +48,7 @@ def test_without_a_price_there_is_none_and_nothing_is_said(clock: FakeClock) -> 
 
     assert found.costs["price"].isna().all()
     assert pd.isna(found.costs.loc["open", "requests_per_s"])  # saturated
-    assert "1,000 requests cost" not in words_of(found)
+    assert "Cost of 1,000 requests" not in words_of(found)
     with pytest.raises(ValueError, match="price_per_hour must be a number of at least 0, not -1"):
         perfnb.latency(lambda _: None, [1], price_per_hour=-1)
 

@@ -42,7 +42,7 @@ def section(found: Latency, kind: type, title: str) -> Any:
         (
             HighestRate(70.0, 60.0, 80.0, 40.0, 0.99, None, None, 40, 40),
             "good",
-            "Up to 70.0 requests/s [60.0, 80.0] can be served with p99 within 40.0 ms, not refuted by a run of few "
+            "Up to 70.0 requests/s [60.0, 80.0] can be served with p99 within 40.0 ms, not refuted by a run with few "
             "requests",
         ),
         (
@@ -50,8 +50,12 @@ def section(found: Latency, kind: type, title: str) -> Any:
             "open",
             "Up to 70.0 requests/s [60.0, 80.0] can be served with p90 within 40.0 ms, not confirmed by a run",
         ),
-        (HighestRate(0.0, 0.0, 0.0, 5.0, 0.99), "bad", "No rate keeps p99 within 5.00 ms: even requests served alone"),
-        (HighestRate(None, 0.0, 40.0, 50.0, 0.99), "open", "The highest rate with p99 within 50.0 ms is not known"),
+        (
+            HighestRate(0.0, 0.0, 0.0, 5.0, 0.99),
+            "bad",
+            "No rate can be served with p99 within 5.00 ms: even requests served alone",
+        ),
+        (HighestRate(None, 0.0, 40.0, 50.0, 0.99), "open", "The highest rate with p99 within 50.0 ms is unknown"),
     ],
 )
 def test_the_highest_rate_within_the_bound_comes_first(asked: HighestRate, state: str, sentence: str) -> None:
@@ -78,9 +82,12 @@ def test_the_verdict_says_whether_the_rate_asked_for_saturates() -> None:
     )
     assert verdict_of(fake(lognormal(60), open_run=beyond)) == (
         "bad",
-        "Saturated at 200 requests/s: requests come faster than they are served",
+        "Saturated at 200 requests/s: requests arrive faster than they are served",
     )
-    for run, words in ((within, "at 20.0 requests/s the service is not"), (beyond, "at 200 requests/s the service is")):
+    for run, words in (
+        (within, "at 20.0 requests/s, the service is not"),
+        (beyond, "at 200 requests/s, the service is"),
+    ):
         _, sentence = verdict_of(fake(lognormal(60), open_run=run, asked=asked))
         assert sentence.endswith(f"confirmed by a run; {words} saturated")
 
@@ -129,9 +136,9 @@ def test_the_batcher_to_use_and_what_is_overrun() -> None:
     found = fake(np.full(400, 10.0), asked_rate=150.0, batches_ms=batches_ms)  # one by one 100 are served
     best = found.batching.best(150.0)
 
-    table = section(found, Table, "p99 of dynamic batchers at 150 requests/s")
+    table = section(found, Table, "Simulated p99 of dynamic batchers at 150 requests/s")
 
-    assert f"use a batcher of at most {best.most} requests and " in found._document().verdict.next
+    assert f"use a batcher with at most {best.most} requests and " in found._document().verdict.next
     assert "instead of serving one by one, which is overrun (simulated)." in found._document().verdict.next
     assert table.rows[0][:2] == (0.0, "overrun")
     assert best.p99_ms in next(row for row in table.rows if row[0] == best.delay_ms)
@@ -140,11 +147,11 @@ def test_the_batcher_to_use_and_what_is_overrun() -> None:
 def test_one_request_is_shown_token_by_token() -> None:
     words = words_of(with_tokens())
 
-    assert "The request of median latency in the run at a rate, until its last token" in words
+    assert "The request with the median latency in the run at a rate, up to its last token" in words
     assert "waiting 30.0 ms 33 %" in words
     assert "first token (prefill) 50.0 ms 56 %" in words
     assert "later tokens (decode) 10.0 ms 11 %" in words
-    assert section(with_tokens(), Strip, "When its tokens came").groups[0][1] == [80.0, 85.0, 90.0]
+    assert section(with_tokens(), Strip, "Arrival of its tokens").groups[0][1] == [80.0, 85.0, 90.0]
 
 
 def test_waiting_is_a_share_of_the_latency() -> None:
@@ -154,7 +161,7 @@ def test_waiting_is_a_share_of_the_latency() -> None:
 
     words = words_of(fake(np.full(400, 10.0), open_run=run, asked_rate=20.0))
 
-    assert "Of the mean latency, 13 % is waiting for earlier requests." in words
+    assert "Waiting for earlier requests makes up 13 % of the mean latency." in words
     assert "at 20.0 /s, computed 10.0 ms" in words
 
 
@@ -162,14 +169,14 @@ def test_too_few_requests_for_the_bound_leave_the_rate_unknown(clock: FakeClock)
     found = perfnb.latency(lambda _: clock.pass_exactly(10), [1], bound_ms=50, budget_s=1)
 
     verdict = found._document().verdict
-    assert (verdict.state, verdict.sentence) == ("open", "The highest rate with p99 within 50.0 ms is not known")
+    assert (verdict.state, verdict.sentence) == ("open", "The highest rate with p99 within 50.0 ms is unknown")
     assert verdict.why == "There were too few requests to determine p99: raise budget_s."
 
 
 def test_the_batcher_for_the_bound_is_recommended() -> None:
     best = with_everything().batching.best_within(40.0)
 
-    words = f"a batcher of at most {best.most} requests"
+    words = f"a batcher with at most {best.most} requests"
     assert with_everything()._document().verdict.next.startswith(f"Use {words}")
 
 

@@ -62,16 +62,16 @@ BOUND: dict[str, Any] = {"bound_ms": 50.0, "quantile": 0.99}
     [
         (
             HighestRate(None, 0.0, 0.0, **BOUND),
-            "The highest rate with p99 within 50.0 ms is not known. There were too few requests to determine p99: "
+            "The highest rate with p99 within 50.0 ms is unknown. There were too few requests to determine p99: "
             "raise budget_s",
         ),
         (
             HighestRate(None, 0.0, 0.0, **BOUND, refuted_per_s=(20.0,)),
-            "The highest rate with p99 within 50.0 ms is not known. p99 exceeded the bound in a run at 20.0 requests/s",
+            "The highest rate with p99 within 50.0 ms is unknown. p99 exceeded the bound in a run at 20.0 requests/s",
         ),
         (
             HighestRate(0.0, 0.0, 0.0, **BOUND),
-            "No rate keeps p99 within 50.0 ms: even requests served alone take longer",
+            "No rate can be served with p99 within 50.0 ms: even requests served alone take longer",
         ),
         (
             HighestRate(10.0, 9.0, 11.0, **BOUND),
@@ -80,14 +80,15 @@ BOUND: dict[str, Any] = {"bound_ms": 50.0, "quantile": 0.99}
         (
             HighestRate(10.0, 9.0, 11.0, **BOUND, confirmed_ms=40.0, confirmed_requests=400, confirmed_within=399),
             "Up to 10.0 requests/s [9.0, 11.0] can be served with p99 within 50.0 ms, confirmed by a run. In a run at "
-            "this rate p99 was 40.0 ms",
+            "this rate, p99 was 40.0 ms",
         ),
         (
             HighestRate(
                 10.0, 9.0, 11.0, **BOUND, confirmed_requests=1200, confirmed_within=1100, refuted_per_s=(20.0, 15.0)
             ),
-            "Up to 10.0 requests/s [9.0, 11.0] can be served with p99 within 50.0 ms, not refuted by a run of few "
-            "requests. In a run at this rate 1,100 of 1,200 requests were within the bound, too few to determine p99. "
+            "Up to 10.0 requests/s [9.0, 11.0] can be served with p99 within 50.0 ms, not refuted by a run with few "
+            "requests. In a run at this rate, 1,100 of 1,200 requests were within the bound, but this was too few to "
+            "determine p99. "
             "p99 exceeded the bound in runs at 20.0 requests/s and 15.0 requests/s",
         ),
     ],
@@ -99,8 +100,8 @@ def test_the_highest_rate_in_words(highest: HighestRate, words: str) -> None:
 @pytest.mark.parametrize(
     ("ms", "bounds", "words"),
     [
-        (math.inf, None, "without end"),
-        (math.inf, (1.0, math.inf), "without end"),
+        (math.inf, None, "infinite"),
+        (math.inf, (1.0, math.inf), "infinite"),
         (5.0, (4.0, math.inf), "5.00 ms [from 4.00 ms]"),
         (5.0, (4.0, 6.0), "5.00 ms [4.00, 6.00]"),
         (5.0, None, "5.00 ms"),

@@ -127,10 +127,10 @@ def test_requests_are_drawn_as_often_as_they_come() -> None:
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        ("a prompt", r"a str is not: \[request\] if it is one of them"),
-        ({"input_ids": torch.ones(1, 3)}, r"a dict is not: \[request\]"),
-        (UserDict(input_ids=1), "a UserDict is not"),
-        (pd.DataFrame({"text": ["a", "b"]}), r"a DataFrame is not: list\(frame.itertuples\(\)\)"),
+        ("a prompt", r"not a str: pass \[request\] if it is a single request"),
+        ({"input_ids": torch.ones(1, 3)}, r"not a dict: pass \[request\]"),
+        (UserDict(input_ids=1), "not a UserDict"),
+        (pd.DataFrame({"text": ["a", "b"]}), r"not a DataFrame: pass list\(frame.itertuples\(\)\)"),
     ],
 )
 def test_what_is_one_request_itself_is_not_taken_apart(given: Any, meant: str) -> None:
@@ -173,11 +173,11 @@ async def answered_later(request: int) -> int:
 @pytest.mark.parametrize(
     ("fn", "message"),
     [
-        (answered_later, "returned a coroutine, before its result was ready"),
-        (lambda _: concurrent.futures.Future(), "returned a Future, before its result was ready"),
-        (lambda _: torch.futures.Future(), "returned a Future, before its result was ready"),
-        (lambda request: (request for _ in range(3)), "returned a generator, which computes nothing until"),
-        (lambda request: map(str, [request]), "returned a map, which computes nothing until"),
+        (answered_later, "returned a coroutine before its result was ready"),
+        (lambda _: concurrent.futures.Future(), "returned a Future before its result was ready"),
+        (lambda _: torch.futures.Future(), "returned a Future before its result was ready"),
+        (lambda request: (request for _ in range(3)), "returned a generator, which does not compute anything until"),
+        (lambda request: map(str, [request]), "returned a map, which does not compute anything until"),
     ],
 )
 @pytest.mark.parametrize("servers", [1, 2])
@@ -189,7 +189,7 @@ def test_what_is_returned_before_it_is_computed_is_refused(
 
 
 def test_a_streamer_that_gets_nothing_is_refused() -> None:
-    with pytest.raises(TypeError, match="accepts streamer= but puts nothing into it: pass the streamer to generate"):
+    with pytest.raises(TypeError, match="accepts streamer= but does not use it: pass the streamer to generate"):
         latency(lambda request, streamer: request, [1], tokens=True, budget_s=0.2)
 
 
@@ -202,7 +202,7 @@ def test_an_error_names_the_request(servers: int) -> None:
     with pytest.raises(ValueError, match="too long") as raised:
         latency(fails, ["a", "b", "c"], concurrency=servers, budget_s=0.5)
 
-    assert raised.value.__notes__ == ["It was raised while perfnb served request 2."]
+    assert raised.value.__notes__ == ["The error was raised while perfnb served request 2."]
 
     def unlike(batch: list[str]) -> None:
         assert len(batch) < 4
@@ -210,7 +210,7 @@ def test_an_error_names_the_request(servers: int) -> None:
     with pytest.raises(AssertionError) as raised_by_batch:
         latency(unlike, ["a", "b", "c"], batch=list, budget_s=1)
 
-    assert raised_by_batch.value.__notes__ == ["It was raised while perfnb served a batch of 4 requests."]
+    assert raised_by_batch.value.__notes__ == ["The error was raised while perfnb served a batch of 4 requests."]
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_waiting_counts_until_the_first_token(generated: Any) -> None:
     assert opened["prefill_ms"].round(0).tolist() == [50, 50]
     assert found.goodput_per_s(ttft_ms=60) == pytest.approx(1 / 0.12, rel=0.01)
     assert found.goodput_per_s(ttft_ms=200, tpot_ms=1) == pytest.approx(2 / 0.12, rel=0.01)
-    with pytest.raises(ValueError, match="Bounds are on ttft_ms"):
+    with pytest.raises(ValueError, match="Bounds must be on ttft_ms"):
         found.goodput_per_s(ttft=3)
 
 
@@ -98,7 +98,7 @@ def test_hugging_face_streams_its_tokens_and_shows_its_cache() -> None:
     assert set(found.tokens["prompt_tokens"]) == {3}
     assert (found.tokens["ttft_ms"] < found.tokens["latency_ms"]).all()
     assert found.kv_cache_bytes(100) == 2 * 2 * 100 * 16 * 4  # layers, keys and values, tokens, width, float32
-    assert "key-value cache 1.75 KiB (7 tokens, and 256 B for each more)" in words_of(found)
+    assert "key-value cache 1.75 KiB (7 tokens, and 256 B for each additional token)" in words_of(found)
 
 
 def test_prefill_is_told_apart_from_decoding(clock: FakeClock) -> None:
@@ -167,8 +167,8 @@ def test_a_cache_that_perfnb_does_not_know_is_not_guessed(generated: Any) -> Non
     class State:
         conv_states = torch.ones(2, 3)
 
-    assert cache_of(State()) == "its layout is not known (State)"
-    assert cache_of(((torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4)),)) == "its layout is not known (tuple)"
+    assert cache_of(State()) == "its layout is unknown (State)"
+    assert cache_of(((torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4)),)) == "its layout is unknown (tuple)"
     quantised = SimpleNamespace(keys=torch.ones(1, 1, 2, 4), values=torch.ones(1, 1, 2, 4), residual_length=128)
     held = SimpleNamespace(layers=[quantised], get_seq_length=lambda: 200)
     assert "it is quantised" in str(cache_of(held))
@@ -187,7 +187,7 @@ def test_goodput_counts_what_meets_all_bounds() -> None:
 
 
 def test_what_gives_no_tokens_is_refused() -> None:
-    with pytest.raises(TypeError, match="Tokens need a function that yields them"):
+    with pytest.raises(TypeError, match="Token times need a function that yields tokens"):
         perfnb.latency(lambda x: [x], [1], tokens=True, budget_s=0.1)
     with pytest.raises(ValueError, match="Tokens were not recorded"):
         perfnb.latency(lambda x: x, [1], budget_s=0.05).ttft_ms  # noqa: B018

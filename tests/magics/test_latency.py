@@ -41,7 +41,7 @@ def test_an_error_in_the_cell_comes_through(kernel: Kernel) -> None:
     [
         (
             "--rate 0 for x in [1]",
-            "rate_per_s must be a number of requests per second above 0 and at most 1e6, not 0.0.",
+            "rate_per_s must be a number of requests per second that is above 0 and at most 1e6, not 0.0.",
         ),
         ("--budget -1 for x in [1]", "budget_s must be a number of seconds above 0, not -1.0."),
         ("--into 3 for x in [1]", "--into requires a variable name, not '3'."),

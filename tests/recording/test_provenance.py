@@ -256,7 +256,7 @@ def test_only_a_regular_file_of_some_size_is_read(tmp_path: Path, monkeypatch: p
 
 def test_names_with_more_letters_than_perfnb_shows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfnb.trace.trace_steps.MOST_LETTERS", 20)
-    with pytest.raises(TraceError, match=r"trace\.json was not read: it has .* letters in the names of its layers"):
+    with pytest.raises(TraceError, match=r"trace\.json was not read: it has .* characters in the names of its layers"):
         load(tmp_path, compiled(Chrome()), written([SHARED]))
 
 

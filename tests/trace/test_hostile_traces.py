@@ -81,7 +81,7 @@ def test_text_of_wider_characters_is_told_as_such(tmp_path: Path, code: str, tex
 
 
 def test_what_else_a_file_may_be_is_told_by_its_begin() -> None:
-    with pytest.raises(TraceError, match=r"it is binary, not text; give another file\.$"):
+    with pytest.raises(TraceError, match=r"it is binary, not text; pass another file\.$"):
         decode(b"\x80\x04\0x")
     with pytest.raises(TraceError, match=r"null bytes"):
         decode(bytes(40))

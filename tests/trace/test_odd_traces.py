@@ -76,13 +76,17 @@ def memory(count: int) -> Events:
 #: Events, the cap, the word of the message.
 ODD: dict[str, tuple[Callable[[int], Events], str, str]] = {
     "threads": (threads, "MOST_THREADS", "threads"),
-    "streams": (lambda count: kernels(count, stream=int), "MOST_STREAMS", "streams of devices"),
+    "streams": (lambda count: kernels(count, stream=int), "MOST_STREAMS", "device streams"),
     "devices": (lambda count: kernels(count, device=int), "MOST_DEVICES", "devices"),
     "devices that remember": (memory, "MOST_DEVICES", "devices"),
     "steps": (steps, "MOST_STEPS", "steps"),
-    "steps of devices": (lambda count: [*steps(count), *kernels(1)[1:]], "MOST_STEPS_OF_DEVICES", "steps of devices"),
-    "ops": (nested("aten::mm"), "MOST_NESTED", "events inside each other"),
-    "layers": (nested("nn.Module: L_{}", "python_function"), "MOST_LAYERS_NESTED", "layers inside each other"),
+    "steps of devices": (
+        lambda count: [*steps(count), *kernels(1)[1:]],
+        "MOST_STEPS_OF_DEVICES",
+        "steps on all devices",
+    ),
+    "ops": (nested("aten::mm"), "MOST_NESTED", "levels of nested events"),
+    "layers": (nested("nn.Module: L_{}", "python_function"), "MOST_LAYERS_NESTED", "levels of nested layers"),
 }
 
 
@@ -124,7 +128,9 @@ def test_names_that_repeat_each_other_are_counted_before_they_are_made(
     make = nested("nn.Module: L_{}", "python_function")
     assert perfnb.load(written(tmp_path, make(3))).layers.index[-3:].tolist()
 
-    with pytest.raises(TraceError, match=r"it has 36 letters in the names of its layers, and perfnb shows at most 21"):
+    with pytest.raises(
+        TraceError, match=r"it has 36 characters in the names of its layers, and perfnb shows at most 21"
+    ):
         perfnb.load(written(tmp_path, make(4)))
 
 
@@ -140,7 +146,7 @@ def test_layers_that_perfnb_is_said_to_have_written_may_not_be_too_deep_either(
         return {"version": 1, "modules": modules | {"compiled": [False] * count}, "spans": spans}
 
     assert len(perfnb.load(written(tmp_path, own(12), perfnb=told(12))).layers) >= 12
-    with pytest.raises(TraceError, match="it has 13 layers inside each other"):
+    with pytest.raises(TraceError, match="it has 13 levels of nested layers"):
         perfnb.load(written(tmp_path, own(13), perfnb=told(13)))
 
 

@@ -190,9 +190,9 @@ def test_slices_without_an_end_or_a_start_are_told(tmp_path: Path) -> None:
     assert of_name(trace, "whole").items() >= {"start_ns": 20, "duration_ns": 10}.items()
     assert of_name(trace, "open")["duration_ns"] == 0
     assert trace.caveats == [
-        "Slices that start and never end, and count as taking no time: 1.",
-        "Ends of slices that never start, left out: 1.",
-        "Instants and counters, not shown: 1.",
+        "Slices without an end (treated as taking no time): 1.",
+        "Ends of slices without a start (left out): 1.",
+        "Instants and counters (not shown): 1.",
     ]
 
 
@@ -252,8 +252,8 @@ def test_damaged_and_hostile_files_are_one_error(tmp_path: Path) -> None:
     cases = {
         "cut off": by_hand()[:-3],
         "compressed": message((1, message((50, b"x")))),
-        "count from one packet to the next": message((1, message((8, 1), (58, 64), (11, message((9, 1)))))),
-        "more than 200 values inside each other": message(packet(1, 1, (4, deep))),
+        "uses incremental timestamps": message((1, message((8, 1), (58, 64), (11, message((9, 1)))))),
+        "nested more than 200 levels deep": message(packet(1, 1, (4, deep))),
         "out of range": message(packet(2**63 - 1, 1, (23, "x"))),
     }
     for said, data in cases.items():

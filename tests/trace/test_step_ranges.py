@@ -82,6 +82,6 @@ def test_the_thread_with_the_most_ranges_counts() -> None:
     assert numbers_of(trace) == [0, 1, 2]
     assert steps_of(trace).thread == 2
     assert trace.caveats == [
-        "Steps are the ranges named 'batch'; load(..., steps=), or perfnb show --steps, names others."
+        "Steps are the ranges named 'batch'; choose others with load(..., steps=) or perfnb show --steps."
     ]
     assert np.all(trace.duration_ns >= 0)

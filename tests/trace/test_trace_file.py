@@ -53,7 +53,7 @@ def test_what_a_file_is_called_does_not_matter(tmp_path: Path, name: str) -> Non
 
 def test_a_file_that_is_missing_or_a_folder_or_forbidden_is_named(tmp_path: Path) -> None:
     assert "the file does not exist" in error_of(tmp_path / "missing.json")
-    assert "it is a folder; pass a file in it" in error_of(tmp_path)
+    assert "it is a folder; pass one of the files in it" in error_of(tmp_path)
     (tmp_path / "file").write_bytes(WHOLE)
     assert "cannot be read" in error_of(tmp_path / "file" / "trace.json")
     assert "cannot be read" in error_of("null\0byte")
@@ -105,7 +105,7 @@ def test_a_timeline_of_another_program_is_no_trace(tmp_path: Path, events: list[
     path.write_text(json.dumps({"traceEvents": events}))
 
     words = error_of(path)
-    assert words.startswith(f" is not a trace of torch.profiler: its events have {said}")
+    assert words.startswith(f" is not a torch.profiler trace: its events have {said}")
     assert len(words) < 240
     assert len(perfnb.load([path])) == 1  # which asks the reader of other programs' traces
 

@@ -124,7 +124,7 @@ def test_a_profile_has_steps_ops_and_directions_of_kernels(tmp_path: Path) -> No
     assert profile.ops["gpu_ms"][["fusion", "fusion.1"]].tolist() == [1e-4, 3.005e-4]
     assert profile.gpu_time["kernel_ms"].tolist() == [8.01e-4]
     words = " ".join(str(profile).split())
-    assert "only the names of ops (jvp, transpose, gradient_tape) tell forward from backward" in words
+    assert "only the names of ops (jvp, transpose, gradient_tape) distinguish forward from backward" in words
     assert "torch.profiler" not in words
 
 
@@ -186,7 +186,7 @@ def test_a_damaged_or_hostile_file_is_one_error(tmp_path: Path) -> None:
         "cut off": SAMPLE[: len(SAMPLE) // 2],
         "a length in it is wrong": space(plane("/host:CPU", {})) + b"\x0a" + varint(long),
         "too long": space(plane("/host:CPU", {})) + b"\xff" * 20,
-        "an unknown kind": space(plane("/host:CPU", {})) + b"\x0b\x0c",
+        "an unknown type": space(plane("/host:CPU", {})) + b"\x0b\x0c",
         "out of range": space(plane("/host:CPU", {f"a@{2**62}": [("x", 1, 1)]})),
     }
     for said, data in cases.items():

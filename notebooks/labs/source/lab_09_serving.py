@@ -530,9 +530,9 @@ if answer(reader, cards[0], 1) is not None:
 report
 
 # %% [markdown]
-# **Look at** the long bar in the middle of the report, which belongs to *The request of median latency in the run at a
-# rate, until its last token*. Its caption is below it. The bar is divided into waiting, prefill and decode. Below the
-# bar, there is a point for each of the request's tokens. These are some of the terms in the report:
+# **Look at** the long bar in the middle of the report, which belongs to *The request with the median latency in
+# the run at a rate, up to its last token*. Its caption is below it. The bar is divided into waiting, prefill and
+# decode. Below the bar, there is a point for each of the request's tokens. These are some of the terms in the report:
 #
 # | the report has | it means |
 # |---|---|

@@ -1,4 +1,4 @@
-// The actions of the timeline, and how pointer, wheel and keys reach them: every button, key and gesture ends here.
+// The timeline's actions, and the handlers that connect them to buttons, keys, the wheel and pointer gestures.
 import { moveTo } from "../../draw/js/canvas.js";
 import { onKeys } from "../../draw/js/dom.js";
 import { timelineTip } from "./details.js";
@@ -13,7 +13,7 @@ export function timelineActs(state, frame, words, ui) {
     return [begin - 0.015 * (end - begin), end + 0.015 * (end - begin)];
   };
   const act = {
-    // Shows a time range, at once or animated over a few frames.
+    // Shows a time range, either immediately or with an animation of a few frames.
     show(t0, t1, now = false) {
       moveTo(state, bounds(), SHORTEST_NS, t0, t1, now);
       ui.redraw();
@@ -43,7 +43,7 @@ export function timelineActs(state, frame, words, ui) {
       if (state.interval || state.selected >= 0) act.focus();
       else act.choose(act.anyInSight());
     },
-    // Where keyboard navigation starts: the longest visible event, of the layers if there are any.
+    // The event where keyboard navigation starts: the longest visible layer, or the longest event if there are no layers.
     anyInSight() {
       const { store: now, t0, t1 } = state;
       const rows = [...now.rows].sort((a, b) => (b.track.kind === "layers") - (a.track.kind === "layers"));
@@ -207,7 +207,7 @@ export function steerTimeline(canvas, scroller, state, frame, act) {
   onKeys(canvas, keys);
 }
 
-// The overview: drag the window or its edges, or click to go somewhere.
+// The overview. The window and its edges can be dragged, and a click moves the window.
 export function steerOverview(top, state, frame, act) {
   let drag = null;
   const timeAt = (event) => {

@@ -1,4 +1,5 @@
-// The timeline's texts: the event under the pointer, the selected event, a time range, the longest events.
+// The timeline's texts, which describe the event under the pointer, the selected event, a time range, and the longest
+// events.
 import { swatch } from "../../draw/js/chart.js";
 import { factRows, figure, h, linkTo } from "../../draw/js/dom.js";
 import { byteSize, duration, grouped, share } from "../../draw/js/format.js";
@@ -8,7 +9,7 @@ import { PLAIN_TRACKS } from "./store.js";
 const MOST_PARTNERS = 12;
 const MOST_LISTED = 200;
 
-// Times count from the zero of the axis: the start of the first step.
+// Times are relative to the zero of the axis, which is the start of the first step.
 const fromFirstStep = (time) => `${time < 0 ? "−" : ""}${duration(Math.abs(time) / 1e6)}`;
 
 export function timelineWords(state, facts) {
@@ -25,7 +26,7 @@ export function timelineWords(state, facts) {
       layer: code >= 0 ? layerPath(code) : null, layerRow: code >= 0 ? store.header.layer_rows[code] ?? -1 : -1, track: store.rowOf(i).track,
     };
   };
-  // "1.23 ms into step 2": the step that contains an instant, and the offset in it.
+  // Describes a time by the step that contains it and the offset: "1.23 ms into step 2".
   const when = (time) => {
     const { store } = state;
     const steps = store.tracks.find((track) => track.kind === "steps")?.rows[0];
@@ -33,7 +34,7 @@ export function timelineWords(state, facts) {
     if (!steps || at >= steps.last || store.start[at] > time) return `${fromFirstStep(time)} from the start of the first step`;
     return `${duration((time - store.start[at]) / 1e6)} into ${of("names", store.name[at])}`;
   };
-  // The label of a link to an event; layers get their full path, since their own name may be just a number.
+  // The label of a link to an event. Layers have their full path, because their own name may be just a number.
   const called = (i) => {
     const { name, layer, track } = about(i);
     return track.kind === "layers" && layer ? layer : name;
@@ -59,13 +60,13 @@ export function timelineTip(state, words, found) {
   ].filter(Boolean);
 }
 
-// The selected event. `jump` goes to another one.
+// Describes the selected event. `jump` selects another event.
 export function eventDetails(state, words, jump, showLayer) {
   const { store, selected: i } = state;
   const { name, kind, category, detail, layer, layerRow, track } = words.about(i);
   const ms = (ns) => figure(duration(ns / 1e6));
   const link = (k) => linkTo(words.called(k), `${words.brief(k)}. Go to it`, () => jump(k));
-  // Work on a device is launched by an op, through a call inside it: link both.
+  // An op launches device work through a call inside it, so there is a link to each of them.
   const call = (k) => (k === store.launcher(i) && store.launch[i] !== k ? [" (", link(store.launch[i]), ")"] : null);
   const partner = (k) => h("li", {}, h("span", { class: "pf-tl-partner" }, link(k), call(k)), h("span", { class: "pf-quiet" }, figure(duration(store.duration[k] / 1e6)), ` · ${words.about(k).track.title}`));
   const group = (title, events, more = "") => events.length > 0 && h("section", {}, h("h4", {}, title, more ? h("span", { class: "pf-quiet" }, ` ${more}`) : null),
@@ -90,7 +91,7 @@ export function eventDetails(state, words, jump, showLayer) {
   ].filter(Boolean);
 }
 
-// What happened in the marked time range, track by track.
+// Describes the events in the marked time range, by track.
 export function intervalDetails(state, words) {
   const { store, interval: [t0, t1] } = state;
   const rows = store.tracks.filter((track) => track.rows.length).map((track) => {
@@ -107,7 +108,7 @@ export function intervalDetails(state, words) {
   ];
 }
 
-// A table for readers who cannot see the picture: the longest visible events.
+// A table of the longest visible events, for readers who cannot see the picture.
 export function timelineTable(state, words, facts, jump) {
   const { store } = state;
   const found = store.longestIn(state.t0, state.t1, MOST_LISTED);

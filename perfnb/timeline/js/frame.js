@@ -21,7 +21,8 @@ function timelineTheme(element) {
   return { ...theme, quiet: towards(0.72), line: towards(0.13), wash: towards(0.05) };
 }
 
-// Colours of boxes as pixels, and of their labels: by kind, shade, share of the pixel, and whether a search hides them.
+// The colours of boxes (as pixels) and of their labels, by kind, shade, share of the pixel, and whether a search hides
+// them.
 function boxPalette(kinds, { fg, bg }, context) {
   const colours = new Uint32Array(kinds.length * SHADES.length * COVERS * 2);
   const words = [];
@@ -39,10 +40,10 @@ function boxPalette(kinds, { fg, bg }, context) {
   return { colours, words, patterns: kinds.map((kind) => canvasPattern(context, kind)) };
 }
 
-// Ops of one kind are shaded by name; phases, steps and layers have the plain colour of their kind.
+// Ops of the same kind are shaded by name. Phases, steps and layers have the plain colour of their kind.
 const shadeIn = (row, name) => (row.shaded ? shadeOf(name) : PLAIN);
 
-// One row as pixels[base..base + width); boxes wide enough for a pattern go to `boxes`.
+// Writes a row to pixels[base..base + width). Boxes that are wide enough for a pattern are added to `boxes`.
 function paintRow(store, row, t0, t1, width, pixels, base, { colours }, roomy, boxes) {
   const { start, duration, kind, name, before, lit, longest } = store;
   const scale = width / (t1 - t0);
@@ -72,7 +73,7 @@ function paintRow(store, row, t0, t1, width, pixels, base, { colours }, roomy, b
   }
 }
 
-// Lines of pixels, one per row, which drawImage stretches.
+// Lines of pixels, one per row, which are stretched by drawImage.
 function stripOf() {
   const canvas = document.createElement("canvas");
   let image = null;
@@ -121,7 +122,7 @@ function timelineMarks(state, look, context, top, { size, x, place, rowTop }) {
     context.strokeRect(left, y, Math.max(2, right - left - 1), height);
   };
 
-  // Lines from the selected event to its partners; an invisible partner's line ends at the edge.
+  // Lines from the selected event to its partners. If a partner is not visible, its line ends at the edge.
   const drawLinks = () => {
     const { theme } = look;
     const clamp = (value, most) => Math.min(most + 24, Math.max(-24, value));
@@ -175,7 +176,7 @@ function timelineMarks(state, look, context, top, { size, x, place, rowTop }) {
     for (const at of [a, b]) paintBox(context, cssOf(look.theme.fg, 0.7), at - 0.5, 0, 1, size.height);
   };
 
-  // The selected event, the one under the pointer, and others of that name.
+  // The selected event, the event under the pointer, and other events with the same name.
   const drawOver = () => {
     const { theme } = look;
     drawLayer();
@@ -309,7 +310,7 @@ export function timelineFrame(state, canvas, top) {
     return boxes;
   };
 
-  // Patterns leave the edges plain, so that the colour shows.
+  // Patterns leave the edges plain to keep the colour visible.
   const drawPatterns = (boxes) => {
     for (const { i, row, from, to, dim } of boxes) {
       const pattern = look.palette.patterns[state.store.kind[i]];
@@ -323,7 +324,7 @@ export function timelineFrame(state, canvas, top) {
     if (!widths[code]) widths[code] = context.measureText(state.store.labels[code]).width || 1;
     return widths[code];
   };
-  // Names are cut to fit; a box that starts left of the visible range has its name at the edge.
+  // Names are truncated to fit. If a box starts to the left of the visible range, its name is at the edge.
   const drawNames = (boxes) => {
     const { store } = state;
     context.font = `11px ${look.theme.family}`;
@@ -412,7 +413,7 @@ export function timelineFrame(state, canvas, top) {
     [canvas.dataset.from, canvas.dataset.to] = [state.t0, state.t1];
   };
 
-  // What is at a point of the picture: an event (the longest of those that share the pixel), or memory.
+  // The event at a point in the picture (the longest event that shares the pixel), or the memory.
   const hit = (px, py) => {
     const { store } = state;
     const y = py + state.scroll;

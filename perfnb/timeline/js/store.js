@@ -2,7 +2,7 @@
 // connected.
 import { placeOf } from "../../draw/js/sorted_places.js";
 
-// The same as placeOf with doubling steps, for indices near `from`.
+// Does the same as placeOf, but with doubling steps, which is faster for indices near `from`.
 export function placeNear(values, value, from, to) {
   let step = 1;
   while (from + step < to && values[from + step] < value) {
@@ -12,7 +12,7 @@ export function placeNear(values, value, from, to) {
   return placeOf(values, value, from, Math.min(to, from + step));
 }
 
-// The index of the greatest of values[from..to), the first of equals; whole blocks are looked up.
+// The index of the first maximum in values[from..to). Whole blocks are looked up.
 const BLOCK = 16;
 function greatestOf(values) {
   const greatest = new Uint32Array(Math.ceil(values.length / BLOCK));
@@ -32,10 +32,10 @@ function greatestOf(values) {
   };
 }
 
-// Rows of a stream are lanes for overlapping work: nothing on them is nested.
+// The rows of a stream are lanes for overlapping work, which is not nested.
 const NESTED_TRACKS = new Set(["layers", "thread", "python"]);
 
-// Nesting, launches, and which backward belongs to which forward.
+// Nesting, launches, and the links between forward and backward.
 function timelineLinks({ arrays, reach, before, header, rows, tracks, rowOf, rowAt }) {
   const { start, duration, layer, launch, forward, kind, category } = arrays;
   const total = start.length;
@@ -46,7 +46,7 @@ function timelineLinks({ arrays, reach, before, header, rows, tracks, rowOf, row
     const below = nests(row) ? rowAt(row.track, row.depth + 1) : null;
     return below ? during(below, i) : [0, 0];
   };
-  // The event on `row` at a moment.
+  // The event on `row` at a given time.
   const holding = (row, time) => {
     const at = placeOf(reach, time, row.first, row.last);
     return at < row.last && start[at] <= time ? at : -1;
@@ -57,7 +57,7 @@ function timelineLinks({ arrays, reach, before, header, rows, tracks, rowOf, row
     const at = above ? holding(above, start[i] + duration[i] / 2) : -1;
     return at >= 0 && start[at] <= start[i] ? at : -1;
   };
-  // Its time without its children's; null where there can be none.
+  // An event's time without its children, or null if it cannot have children.
   const self = (i) => {
     if (!nests(rowOf(i))) return null;
     const [from, to] = children(i);
@@ -80,20 +80,20 @@ function timelineLinks({ arrays, reach, before, header, rows, tracks, rowOf, row
   };
   const launcher = (i) => (launch[i] >= 0 ? opAround(launch[i]) : -1);
 
-  // A layer and those inside it, by name.
+  // A layer and the layers inside it, by name.
   const within = (code) => {
     const name = header.layers[code];
     return Uint8Array.from(header.layers, (other) => (other === name || other.startsWith(`${name}.`) ? 1 : 0));
   };
-  // The events of rows that start during an event, as ranges [from, to).
+  // The events in some rows that start during an event, as ranges [from, to).
   const during = (row, i) => [placeOf(start, start[i], row.first, row.last), placeOf(start, end(i), row.first, row.last)];
   const covered = (rows, i) => rows.map((row) => during(row, i)).filter(([from, to]) => from < to);
-  // The events on threads that an event covers, as ranges [from, to): itself and its children; for a layer, what ran
-  // during it, in the same phase, on the threads of its ops.
+  // The events on threads that an event covers, as ranges [from, to). They are the event and its children or, for a
+  // layer, the events that ran during it in the same phase on the threads of its ops.
   const hosted = (i) => {
     const own = rowOf(i);
     if (own.track.kind === "python") {
-      // The ops of a Python call are on the track of its thread.
+      // The ops in a Python call are on its thread's track.
       const track = tracks.find((one) => one.kind === "thread" && one.title === own.track.thread);
       return covered(track?.rows ?? [], i);
     }
@@ -113,7 +113,7 @@ function timelineLinks({ arrays, reach, before, header, rows, tracks, rowOf, row
     }
     return found;
   };
-  // The events whose links point to what event `i` covers; for a layer, in its phase.
+  // The events whose links point to the events that event `i` covers. For a layer, only its phase counts.
   const pointing = (links, i) => {
     const ranges = hosted(i).sort((a, b) => a[0] - b[0]);
     if (!ranges.length) return [];
@@ -132,7 +132,7 @@ function timelineLinks({ arrays, reach, before, header, rows, tracks, rowOf, row
     const events = pointing(launch, i);
     return { events, busy: events.reduce((sum, k) => sum + duration[k], 0) };
   };
-  // The events that are not inside another of them.
+  // The events that are not inside any other event in the list.
   const outermost = (events) => {
     const all = new Set(events);
     return events.filter((k) => {
@@ -149,13 +149,13 @@ function timelineLinks({ arrays, reach, before, header, rows, tracks, rowOf, row
     return found.sort((a, b) => start[a] - start[b]);
   };
   const touching = (times) => (k) => times.some((time) => start[k] <= time && time < end(k));
-  // Without a node, a layer's forward and backward are paired within one step.
+  // If there is no node, a layer's forward and backward are paired within a step.
   const inStep = (i) => {
     const steps = tracks.find((track) => track.kind === "steps")?.rows[0];
     const at = steps ? holding(steps, start[i]) : -1;
     return at < 0 ? [-Infinity, Infinity] : [start[at], end(at)];
   };
-  // The backward nodes created by an event or its children; for a layer also its intervals.
+  // The backward nodes created by an event or its children and, for a layer, its backward intervals.
   const backwardOf = (i) => {
     if (isLayer(i) && (kind[i] === backwards || layer[i] < 0)) return { layers: [], nodes: [] };
     const nodes = outermost(pointing(forward, i));
@@ -166,7 +166,7 @@ function timelineLinks({ arrays, reach, before, header, rows, tracks, rowOf, row
     if (!layers.length) layers = sameLayer(i, (k) => kind[k] === backwards && start[k] >= start[i] && start[k] < last);
     return { layers, nodes };
   };
-  // The forward of a backward event: the op that created its node, and the outermost op around that.
+  // The forward ops of a backward event: the op that created its node, and the outermost op around that op.
   const forwardOf = (i) => {
     if (isLayer(i)) {
       if (kind[i] !== backwards || layer[i] < 0) return [];
@@ -184,7 +184,7 @@ function timelineLinks({ arrays, reach, before, header, rows, tracks, rowOf, row
     const outer = opAround(forward[at]);
     return outer >= 0 && outer !== forward[at] ? [outer, forward[at]] : [forward[at]];
   };
-  // The interval of the layer that contains an event on a thread, or its launch.
+  // The layer interval that contains an event on a thread, or its launch.
   const layerAround = (i) => {
     if (layer[i] < 0 || isLayer(i)) return -1;
     const by = launch[i] >= 0 ? launch[i] : i;
@@ -208,7 +208,7 @@ function timelineStore(buffer) {
   for (const [key, [type, offset, length]] of Object.entries(header.arrays)) arrays[key] = new ARRAY_TYPES[type](buffer, 4 + size + offset, length);
   const { start, duration, depth, name, layer } = arrays;
   const total = start.length;
-  // For each row (one depth of one track): the latest end up to an event, and the total time before it.
+  // The latest end up to an event and the total time before it, for each row (one depth of a track).
   const reach = new Float64Array(total);
   const before = new Float64Array(total + 1);
   const rows = [];
@@ -227,12 +227,12 @@ function timelineStore(buffer) {
       track.rows.push(row);
       from = to;
     }
-    // For a folded track: the deepest row that covers most of the first row's time.
+    // For a folded track, the deepest row that covers most of the first row's time.
     const time = (row) => before[row.last] - before[row.first];
     track.head = track.rows.findLast((row) => time(row) >= 0.6 * time(track.rows[0]));
     return track;
   });
-  // Labels for boxes: the name, or its most telling part if it is too wide.
+  // The label for a box, which is the name, or its most informative part if the name is too wide.
   const labels = [...header.names];
   const brief = header.names.map((text, code) => {
     const short = /^(?:aten::|.*\.(?=[^.\s]+$)|autograd::engine::evaluate_function: |void |at::native::)/s.exec(text)?.[0].length;
@@ -253,7 +253,7 @@ function timelineStore(buffer) {
     return { from, to, busy: before[to] - before[from] - Math.max(0, t0 - start[from]) - Math.max(0, end(to - 1) - t1) };
   };
 
-  // Search: `lit` counts the matches before each event, so that any range can be checked for a match at once.
+  // Search. `lit` contains the number of matches before each event, which makes it fast to check a range for matches.
   let lit = null;
   let scope = rows;
   const search = (query) => {
@@ -270,7 +270,7 @@ function timelineStore(buffer) {
     if (exact >= 0 && spans.length) scope = spans;
     return scope.reduce((sum, row) => sum + lit[row.last] - lit[row.first], 0);
   };
-  // The position of an event, present or not, in a row ordered by start, then by index.
+  // The position at which an event is, or would be, in a row that is sorted by start and then by index.
   const standing = (row, i, time) => {
     if (i >= row.first && i < row.last) return i;
     let at = placeOf(start, time, row.first, row.last);
@@ -292,7 +292,7 @@ function timelineStore(buffer) {
   };
   const rank = (i) => scope.reduce((sum, row) => sum + lit[standing(row, i, start[i])] - lit[row.first], 0);
 
-  // The longest events in a time range; with a search, the longest matches.
+  // The longest events in a time range or, during a search, the longest matches.
   const longestIn = (t0, t1, most) => {
     const found = [];
     let least = -1;
@@ -307,7 +307,7 @@ function timelineStore(buffer) {
     }
     return found;
   };
-  // This store's event `i` in another store.
+  // The index in another store of this store's event `i`.
   const same = (i, other) => {
     const row = rowOf(i);
     for (const to of other.rows) {

@@ -1,4 +1,4 @@
-// The Timeline tab: every traced event over time, drawn on a canvas.
+// The Timeline tab, which draws every traced event over time on a canvas.
 import { h } from "../../draw/js/dom.js";
 import { grouped } from "../../draw/js/format.js";
 import { pictures } from "../../draw/js/document.js";
@@ -7,7 +7,7 @@ import { timelineView } from "./view.js";
 
 const wholes = new WeakMap();
 
-// All events of a long trace, requested from the kernel once per model; without a kernel there is no answer.
+// All events of a long trace, which are requested from the kernel once per model. Without a kernel, there is no answer.
 function wholeOf(model) {
   if (!wholes.has(model)) {
     wholes.set(model, new Promise((resolve) => {
@@ -53,7 +53,7 @@ function timelineTab(model, timeline, facts, showLayer) {
   return { element, shown, size: grouped(timeline.total_events), reveal };
 }
 
-// Layers by their rows in the table of layers.
+// The layers, by their rows in the layer table.
 function layerNames(table) {
   const names = table("layers")?.names ?? [];
   return { path: (row) => names[row] ?? "", brief: (row) => (names[row] ?? "").split(".").slice(-2).join("."), row: (name) => names.indexOf(name) };

@@ -1,4 +1,4 @@
-// The timeline's elements, and how they follow its state.
+// The timeline's elements, and the code that updates them when its state changes.
 import { canvasParts, framesOf, whenThemeChanges } from "../../draw/js/canvas.js";
 import { legendOf } from "../../draw/js/chart.js";
 import { closeButton, h, holdsFocus } from "../../draw/js/dom.js";
@@ -26,7 +26,7 @@ export function timelineView(element, store, facts, showLayer) {
 
   let [listing, listed] = [0, ""];
   const redraw = framesOf(state, frame.draw, () => list());
-  // The table follows the picture once that stops moving.
+  // The table is updated once the picture has stopped moving.
   const list = () => {
     const now = `${state.t0} ${state.t1} ${state.query} ${state.selected} ${state.store.total}`;
     if (table.hidden || now === listed) return;
@@ -96,7 +96,7 @@ export function timelineView(element, store, facts, showLayer) {
     if (!state.folded.delete(lane.key)) state.folded.add(lane.key);
     lay();
   };
-  // Tracks below one another, with their titles.
+  // The tracks and their titles, one below the other.
   const lay = () => {
     const focused = [...titles.children].findIndex((node) => node === titles.getRootNode().activeElement);
     layout = frame.lay();
@@ -125,7 +125,7 @@ export function timelineView(element, store, facts, showLayer) {
     frame.resize(wide - gutter, Math.min(scroller.clientHeight, layout.height), gutter);
     scrolled();
   };
-  // A button names the next track below the edge, which would be missed otherwise.
+  // A button names the next track below the edge, which readers would otherwise miss.
   const scrolled = () => {
     state.scroll = scroller.scrollTop;
     const below = layout.lanes.filter((lane) => lane.y + LANE.row > state.scroll + frame.size.height);
@@ -162,9 +162,9 @@ export function timelineView(element, store, facts, showLayer) {
   new ResizeObserver(fit).observe(scroller);
   whenThemeChanges(element, recolour);
   [state.t0, state.t1] = act.bounds();
-  // Python calls take many rows and say what ops and layers say in few.
+  // Python calls are folded, because they take many rows to show what ops and layers show in a few.
   for (const track of store.tracks) if (track.kind === "python") state.folded.add(`python ${track.title}`);
-  // Threads without work of the step are folded to make room.
+  // Threads without any of the step's work are folded to save space.
   if (timelineLanes(store, state.folded).height > TALLEST) {
     const other = store.header.kinds.findIndex((kind) => kind.word === "other");
     for (const track of store.tracks) {
@@ -177,7 +177,7 @@ export function timelineView(element, store, facts, showLayer) {
       recolour();
       fit();
     },
-    // When all events arrive after a coarser level, the visible range, selection, search and marked range stay.
+    // When all events replace a coarser level, the visible range, selection, search and marked range are preserved.
     replace(next) {
       const chosen = state.selected >= 0 ? state.store.same(state.selected, next) : -1;
       const { interval } = state;
