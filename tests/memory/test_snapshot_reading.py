@@ -236,7 +236,7 @@ def test_files_that_are_none_give_one_error(tmp_path: Path) -> None:
     for path, why in ((tmp_path / "none", "No such file"), (tmp_path, "directory"), (pipe, "it is a pipe or a device")):
         with pytest.raises(TraceError, match=why):
             read(path)
-    with pytest.raises(TraceError, match="perfnb reads at most 100 B. Record"):
+    with pytest.raises(TraceError, match=r"perfnb reads at most 100 B\. Record"):
         read(large, max_bytes=100)
     large.write_bytes(large.read_bytes()[:-10])
     with pytest.raises(TraceError, match=r"large\.pickle was not read: it is truncated"):
