@@ -124,7 +124,7 @@ def _tracing_cost(ops: Ints, host: Host, recording: Recording) -> Floats:
 
 
 def is_derived(recording: Recording, host: Host) -> Bools:
-    """Check for each block whether it was added to the trace for a layer inside a compiled region."""
+    """Return whether each block was added to the trace for a layer inside a compiled region."""
     span = recording.derived_spans.reindex(host.blocks["span"], fill_value=False).to_numpy(dtype=bool)
     event = host.blocks["event"].to_numpy()
     piece = of_labels(recording.events["name"], PIECE.__eq__)[event] & (event != NONE)

@@ -73,7 +73,7 @@ def forward_ops(events: pd.DataFrame, host: Host, rows: Ints) -> Ints:
 
 
 def accumulates(events: pd.DataFrame, host: Host) -> np.ndarray:
-    """Check for each block whether it is a node that accumulates a parameter's gradient."""
+    """Return whether each block is a node that accumulates a parameter's gradient."""
     adds = of_labels(events["name"], lambda name: ACCUMULATE_GRAD in name)
     event = host.blocks["event"].to_numpy()
     is_node = (host.blocks["kind"] == Kind.NODE).to_numpy()

@@ -34,7 +34,7 @@ def _run(options: argparse.Namespace) -> int:
     folder = Path(options.paths[0])
     found = load(folder) if len(options.paths) == 1 and not folder.is_file() else load(options.paths)
     if not isinstance(found, Ranks | RankRuns):
-        raise WrongUse(f"{folder} does not contain ranks but a {type(found).__name__}: use perfnb show {folder}.")
+        raise WrongUse(f"{folder} is a {type(found).__name__} and does not contain ranks: use perfnb show {folder}.")
     if say_result(found, options) and len(options.paths) == 1:
         say_profiles(folder, "ranks")
     return 0

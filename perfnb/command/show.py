@@ -78,7 +78,7 @@ def _one_rank(found: Documented, options: argparse.Namespace) -> Documented:
     from perfnb.ranks.ranks import Ranks
 
     if not isinstance(found, Ranks | RankRuns):
-        raise WrongUse(f"{options.file} does not contain ranks but a {type(found).__name__}: omit --rank.")
+        raise WrongUse(f"{options.file} is a {type(found).__name__} and does not contain ranks: omit --rank.")
     if options.rank not in found.ranks:
         there = ", ".join(map(str, found.ranks))
         raise WrongUse(f"{options.file} does not contain rank {options.rank}. It contains {there}.")

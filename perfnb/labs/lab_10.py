@@ -362,7 +362,7 @@ def judge_step(facts: Facts) -> None:
                 f"{where} the optimizer makes {len(case['stepped']) / STEPS:g} steps. One is enough, at the end."
             )
         if case["stepped"] != [parts, 2 * parts]:
-            raise Hint(f"{where} the optimizer makes its step before the last backward pass.")
+            raise Hint(f"{where} the optimizer steps before the last backward pass.")
         first = synced[:parts]
         if not any(first):
             raise Hint(

@@ -174,14 +174,14 @@ def test_one_rank_is_shown_alone(tmp_path: Path, profile: Path) -> None:
     done = called("show", saved, "--rank", 7)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"perfnb show: {saved} does not contain rank 7. It contains 0, 1, 2, 3.\n"
-    assert "does not contain ranks but a Profile: omit --rank." in called("show", profile, "--rank", 0).stderr
+    assert "is a Profile and does not contain ranks: omit --rank." in called("show", profile, "--rank", 0).stderr
 
 
 def test_what_holds_no_ranks_is_refused(profile: Path) -> None:
     done = called("ranks", profile)
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert "does not contain ranks but a Profile" in done.stderr
+    assert "is a Profile and does not contain ranks" in done.stderr
 
 
 def test_the_machine_is_checked() -> None:
