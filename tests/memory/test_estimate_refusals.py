@@ -77,7 +77,7 @@ def test_sparse_gradients_are_refused_in_one_sentence(kind: type[nn.Module]) -> 
         optimizer.zero_grad()
 
     for estimate in (lambda: estimate_memory(step=step, batch=ids), lambda: estimate_memory(model, ids, optimizer)):
-        with pytest.raises(CaptureError, match=r"a sparse tensor of 1000 × 8; estimate with dense gradients"):
+        with pytest.raises(CaptureError, match=r"a sparse tensor of 1000 × 8\. Estimate it with dense gradients"):
             estimate()
     step(ids)  # and it continues
 
