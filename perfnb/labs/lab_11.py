@@ -457,7 +457,7 @@ def measure_swapped(answer: Any) -> Facts:
 
 
 def _attended(function: Callable[..., Any], q: Any, k: Any, v: Any, blank: Any) -> Any:
-    """Return the result of the reader's function. If the mask's shape does not fit, the hint says which one does."""
+    """Call the function that the reader wrote. If its mask has a wrong shape, the hint describes the right one."""
     try:
         return outcome(function, q, k, v, blank)
     except Hint as hint:
