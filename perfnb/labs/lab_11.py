@@ -464,8 +464,8 @@ def _attended(function: Callable[..., Any], q: Any, k: Any, v: Any, blank: Any) 
         if not isinstance(hint.__cause__, RuntimeError) or not re.search("must match|broadcast|expand", str(hint)):
             raise
         raise Hint(
-            f"{hint} Does the mask have the wrong shape? It must fit scores of cards x heads x images x images, where "
-            "`blank` has only cards x images. See how plain adds the two missing dimensions to it."
+            f"{str(hint).rstrip('.')}. Does the mask have the wrong shape? It must fit scores of cards x heads x "
+            "images x images, where `blank` has only cards x images. See how plain adds the two missing dimensions."
         ) from hint
 
 

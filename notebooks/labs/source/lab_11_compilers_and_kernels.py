@@ -781,11 +781,11 @@ ax.set_title("tanh with two threads, compared with one")
 plt.show()
 
 # %% [markdown]
-# On an idle computer, the curve starts near 1, because torch does not divide the smallest tensor. It may then fall below
-# 1, crosses it somewhere between a few thousand and a hundred thousand numbers, and approaches 2. On a busy computer,
-# it may stay far below 1, because the second thread waits for a core, and the first one waits for the second. (If it
-# lies flat near 0, run the cell again after a minute.) This is why a server that answers two cards at the same time
-# uses one thread for each, as this lab does.
+# On an idle computer, the curve starts near 1, because torch does not divide the smallest tensor. It may then fall
+# below 1. It crosses 1 somewhere between a few thousand and a hundred thousand numbers, and approaches 2. On a busy
+# computer, it may stay far below 1, because the second thread waits for a core, and the first one waits for the second.
+# (If it lies flat near 0, run the cell again after a minute.) This is why a server that answers two cards at the same
+# time uses one thread for each, as this lab does.
 #
 # A simple model explains this curve. `serial_ms` cannot be divided, `divisible_ms` is divided by the number of threads,
 # and each thread after the first costs `start_ms`, however small the tensor is.
