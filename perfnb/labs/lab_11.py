@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perfnb.labs.answers import as_fields, as_function, as_pair, outcome, tried
+from perfnb.labs.answers import as_fields, as_function, as_pair, outcome, result_of, tried
 from perfnb.labs.exercise import Exercise, Facts, Hint
 from perfnb.labs.judging import Number, Numbers, all_there, close, hint_if
 from perfnb.labs.workloads import agree
@@ -38,7 +40,7 @@ LAYERS: tuple[tuple[dict[str, float], tuple[str, ...]], ...] = (
     ({"up": 3.0, "act": 6.0, "down": 2.0, "norm": 1.0}, ("up", "down")),
     ({"stem": 0.5, "up": 4.0, "act": 1.5, "head": 2.0}, ("stem", "up", "head")),
     ({"up": 1.0, "act": 7.0}, ("up",)),
-    ({"up": 2.5, "down": 3.5}, ("up", "down")),
+    ({"up": 2.5, "down": 3.5, "norm": 1.5}, ("up", "down")),
 )
 
 
@@ -61,22 +63,37 @@ def judge_at_most(facts: Facts) -> None:
         every.slip(lambda case: value(sum(case["sizes"][0].values()), _kept(*case["sizes"])), words)
 
     slip(lambda total, kept: kept / total, "That is the share that stays. How many times as fast is the whole?")
-    slip(lambda total, kept: 1 - kept / total, "That is the share that can vanish. How many times as fast is the rest?")
+    slip(
+        lambda total, kept: 1 - kept / total, "That is the share that can vanish. How many times as fast is the whole?"
+    )
     slip(lambda total, kept: total - kept, "Those are the milliseconds that can vanish; give a factor.")
     slip(lambda total, kept: kept, "Those are the milliseconds that stay; how many times as long was the whole?")
     slip(
-        lambda total, kept: total / (total - kept) if total > kept else math.inf,
+        lambda total, kept: total / (total - kept),
         "That keeps the wrong layers: it is the gain if the layers in `kept` took no time.",
     )
     every.slip(
         lambda case: len(case["sizes"][0]) / len(case["sizes"][1]),
         "That counts layers. Their times differ: add up milliseconds.",
     )
+    every.slip(lambda case: round(case["wanted"]), "The answer is rounded. Return the exact quotient.")
     for case in facts["cases"]:
         ms, kept = case["sizes"]
         layers = ", ".join(f"{name} {each:g} ms" for name, each in ms.items())
         where = f"For {layers}, where {' and '.join(kept)} keep their times:"
         Number(case["said"], case["wanted"], 1e-6, where).wrong("", "how long is the step if the others take no time?")
+
+
+class _Operators(TorchDispatchMode):
+    """Count the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
 
 
 class _Counted:
@@ -95,6 +112,9 @@ class _Counted:
 
 #: The Reader's cards, given by their numbers of images.
 CARDS = (12, 30, 12, 17, 25, 40)
+#: A forward with more operators than this loops over the numbers of a tensor. (Checked needs fewer than a hundred.)
+#: Such a loop would take minutes to compile, so it is not compiled.
+MANY_OPERATORS = 500
 
 
 def measure_whole(answer: Any, checked: Any = None) -> Facts:
@@ -112,8 +132,11 @@ def measure_whole(answer: Any, checked: Any = None) -> Facts:
     cards = [torch.rand(count, 64, generator=generator) for count in CARDS]
     with torch.no_grad():
         cases = [_whole_case(old, new, card) for card in cards]
-        graphs = None if any(case["returned"] for case in cases) else _graphs(new, cards)
-    return {"cases": cases, "graphs": graphs}
+        with _Operators() as operators:
+            outcome(new, cards[0])
+        broken = any(case["returned"] for case in cases) or operators.count > MANY_OPERATORS
+        graphs = None if broken else _graphs(new, cards)
+    return {"cases": cases, "operators": operators.count, "graphs": graphs}
 
 
 def _whole_case(old: Any, new: Any, card: torch.Tensor) -> Facts:
@@ -182,12 +205,18 @@ def judge_whole(facts: Facts) -> None:
     every.slip(lambda case: case["mean"], "largest is a mean: one exploding number disappears in it.")
     every.slip(lambda case: case["of_scores"], "largest is the largest score. Checked looks at x, before the head.")
     hint_if(not every.right, "largest is not the largest absolute number of x before the head.")
+    operators = facts["operators"]
+    hint_if(
+        operators > MANY_OPERATORS,
+        f"The results are right, but forward runs {operators:,.0f} operators, because it goes through the numbers one "
+        "by one, as Python's max() does. Use a method of the tensor instead, which is a single operator.",
+    )
     graphs = facts["graphs"]
     hint_if(graphs == 0, "torch compiles none of it. Is something disabled, or is there an exception inside?")
     if graphs != 1:
         raise Hint(
             f"The results are right, but torch splits it into {graphs:g} graphs. A line in forward still needs a "
-            "number while the graph runs. Look for an `if`, float(), bool() or .item() on a tensor."
+            "number while the graph runs. Look for an `if`, float(), bool(), print() or .item() on a tensor."
         )
 
 
@@ -200,6 +229,7 @@ LENGTHS: tuple[tuple[int, ...], ...] = (
     (97, 105, 99, 105, 128, 97, 101),
     (90, 91, 92, 93, 94, 95, 96, 97, 98, 99, 100, 101, 90),
     (128, 127, 128, 126, 125, 124, 123, 122, 121, 128),
+    (112, 112, 97, 97, 120),
 )
 
 
@@ -220,6 +250,11 @@ def judge_versions(facts: Facts) -> None:
     fixed, unset, free = (
         Numbers(cases[start * len(LENGTHS) :][: len(LENGTHS)], len(LENGTHS), 1e-9) for start in range(3)
     )
+    for each, name in ((fixed, "False"), (unset, "None"), (free, "True")):
+        each.slip(
+            lambda case: 2 * case["wanted"],
+            f"dynamic={name}: you count two per version. Count versions, not graphs; without a break, each has one.",
+        )
     fixed.slip(lambda case: len(case["sizes"][0]), "dynamic=False: you count cards. A second card of a length is free.")
     fixed.slip(_different, f"dynamic=False: you count all lengths, but torch gives up after {LIMIT} versions.")
     fixed.slip(lambda case: min(_different(case), LIMIT + 1), f"dynamic=False: it is one more than the limit, {LIMIT}.")
@@ -234,6 +269,14 @@ def judge_versions(facts: Facts) -> None:
         each.slip(_different, f"dynamic={name}: not every length gets its own version.")
     unset.slip(lambda case: 1, "dynamic=None: the first version is for one length only.")
     unset.slip(lambda case: 2, "dynamic=None: if all cards have one length, is there a second version?")
+    unset.slip(
+        lambda case: 1 if case["sizes"][0][0] == case["sizes"][0][1] else 2,
+        "dynamic=None: you only compare the first two cards. The second length may also come with a later one.",
+    )
+    unset.slip(
+        lambda case: 1 if case["sizes"][0][0] == case["sizes"][0][-1] else 2,
+        "dynamic=None: you only compare the first card with the last. What if the second length comes in between?",
+    )
     free.slip(lambda case: min(_different(case), 2), "dynamic=True: torch does not need to wait for a second length.")
     for case in cases:
         lengths, dynamic = case["sizes"]
@@ -334,8 +377,10 @@ def judge_attention_bytes(facts: Facts) -> None:
     every.slip(lambda case: case["wanted"] / case["sizes"][0], "That is for one card. Each card has its own scores.")
     for case in facts["cases"]:
         cards, heads, length, width = case["sizes"]
-        where = f"For {cards:g} card(s), {heads:g} heads, {length:g} images and heads of width {width:g}:"
-        Number(case["said"], case["wanted"], 1e-9, where).wrong("", "go through the lines: what exists after each?")
+        where = f"cards={cards:g}, heads={heads:g}, length={length:g}, width={width:g}:"
+        Number(case["said"], case["wanted"], 1e-9, where).wrong(
+            f"{case['said']:,.0f} bytes is not right.", "Go through plain line by line: which tensors exist after each?"
+        )
 
 
 #: Numbers of cards, heads and images per card, and the width of a head.
@@ -343,18 +388,31 @@ SHAPES = ((2, 4, 50, 32), (3, 2, 33, 16))
 
 
 class _Squares(TorchDispatchMode):
-    """Count the tensors returned by operators that have a number for each pair of images."""
+    """Find the tensors made by operators that have a number for each pair of images.
 
-    def __init__(self, size: int, length: int) -> None:
+    Attributes
+    ----------
+    count : int
+        The number of these tensors. A view that only repeats numbers does not count.
+    largest : int
+        The number of elements in the largest one.
+    """
+
+    def __init__(self, length: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.count, self._size, self._length = 0, size, length
+        self.count, self.largest, self._length = 0, 0, length
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         returned = func(*args, **(kwargs or {}))
         for each in returned if isinstance(returned, (tuple, list)) else (returned,):
-            if isinstance(each, torch.Tensor) and each.numel() >= self._size and each.shape[-1] == self._length:
-                self.count += 1
+            if isinstance(each, torch.Tensor) and self._is_square(each):
+                self.count, self.largest = self.count + 1, max(self.largest, each.numel())
         return returned
+
+    def _is_square(self, tensor: torch.Tensor) -> bool:
+        size = self._length**2
+        stored = tensor.untyped_storage().nbytes() // tensor.element_size()
+        return tensor.shape[-2:] == (self._length, self._length) and stored >= size
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blank: torch.Tensor | None, scale: float) -> Any:
@@ -374,8 +432,8 @@ def measure_swapped(answer: Any) -> Facts:
         blank = torch.rand(shape[0], shape[2], generator=generator) < 0.3
         blank[:, :2] = torch.tensor([False, True])
         scale = shape[3] ** -0.5
-        with torch.no_grad(), _Squares(math.prod(shape[:3]) * shape[2], shape[2]) as squares:
-            got = outcome(function, q.clone(), k.clone(), v.clone(), blank.clone())
+        with torch.no_grad(), _Squares(shape[2]) as squares:
+            got = _attended(function, q.clone(), k.clone(), v.clone(), blank.clone())
         slips = {
             "right": attention(q, k, v, blank, scale),
             "inverted": attention(q, k, v, ~blank, scale),
@@ -386,8 +444,29 @@ def measure_swapped(answer: Any) -> Facts:
         }
         like = [name for name, one in slips.items() if isinstance(got, torch.Tensor) and agree(one, got)]
         shown = list(got.shape) if isinstance(got, torch.Tensor) else type(got).__name__
-        cases.append({"shape": list(shape), "got": shown, "like": like, "squares": squares.count})
+        cases.append(
+            {
+                "shape": list(shape),
+                "got": shown,
+                "like": like,
+                "squares": squares.count,
+                "scores": squares.largest >= math.prod(shape[:3]) * shape[2],
+            }
+        )
     return {"cases": cases}
+
+
+def _attended(function: Callable[..., Any], q: Any, k: Any, v: Any, blank: Any) -> Any:
+    """Call the function that the reader wrote. If its mask has a wrong shape, the hint describes the right one."""
+    try:
+        return outcome(function, q, k, v, blank)
+    except Hint as hint:
+        if not isinstance(hint.__cause__, RuntimeError) or not re.search("must match|broadcast|expand", str(hint)):
+            raise
+        raise Hint(
+            f"{str(hint).rstrip('.')}. Does the mask have the wrong shape? It must fit scores of cards x heads x "
+            "images x images, where `blank` has only cards x images. See how plain adds the two missing dimensions."
+        ) from hint
 
 
 #: Hints for the mistakes that can be recognised from the result of `attention`.
@@ -412,6 +491,11 @@ def judge_swapped(facts: Facts) -> None:
             hint_if(all(name in case["like"] for case in cases), words)
         raise Hint("The output differs from that of plain. Does each image look at all images that are not blank?")
     if any(case["squares"] != 0 for case in cases):
+        hint_if(
+            not any(case["scores"] for case in cases),
+            "The output is right, but a tensor of your code has a number for each pair of images, so it grows with the "
+            "square as well. Is it the mask? One row per card is enough: cards x 1 x 1 x images.",
+        )
         raise Hint(
             "The output is right, but your code makes tensors with a number for each pair of images on the way. Use "
             "nn.functional.scaled_dot_product_attention instead."
@@ -430,36 +514,59 @@ class _HalfGradient(torch.autograd.Function):
         return gradients[0].half().float()
 
 
-#: The size of the loss and its scale, for each case. With the last scale, gradients overflow.
-SCALES = (("small", 1e-8, 2.0**16), ("usual", 1.0, 2.0**8), ("too large", 1.0, 2.0**30))
+class _Loss(NamedTuple):
+    """A loss, whose gradient is `outer` times `inner` for each of three weights.
+
+    `outer` is rounded to float16 on its way back, after it has been multiplied by `size` and by the scale.
+    """
+
+    size: float
+    scale: float
+    outer: tuple[float, ...] = (0.5, 1.0, -1.5)
+    inner: tuple[float, ...] = (1.0, 1.0, 1.0)
+
+
+#: The losses, by case. In the last three, gradients overflow: all of them, only the second one (-inf), or only the last
+#: one, which becomes 0 times infinity, so it is not a number. The first two belong to one tensor of weights.
+LOSSES = {
+    "small": _Loss(1e-8, 2.0**16),
+    "usual": _Loss(1.0, 2.0**8),
+    "too large": _Loss(1.0, 2.0**30),
+    "infinite": _Loss(1.0, 2.0**8, outer=(0.5, -1000.0, 1.0)),
+    "not a number": _Loss(1.0, 2.0**8, outer=(0.5, 1.0, 1000.0), inner=(1.0, 1.0, 0.0)),
+}
 LEARNING_RATE = 0.5
 
 
 def measure_scaled(answer: Any) -> Facts:
     function = as_function(answer, "scaled_step(loss_of, optimizer, scale)")
-    cases = {}
-    for name, size, scale in SCALES:
-        weight = nn.Parameter(torch.tensor([1.0, -2.0, 0.5]))
-        x = torch.tensor([0.5, 1.0, -1.5])
-        optimizer = torch.optim.SGD([weight], LEARNING_RATE / size)
-        weight.grad = torch.full((3,), 3.0 * size)  # left over from an earlier step
+    return {"cases": {name: _scaled_case(function, loss) for name, loss in LOSSES.items()}}
 
-        def loss_of(weight: Any = weight, size: float = size, x: Any = x) -> torch.Tensor:
-            halved: torch.Tensor = _HalfGradient.apply(weight)  # type: ignore[no-untyped-call]
-            loss: torch.Tensor = (halved * x).sum() * size
-            return loss
 
-        before = weight.detach().clone()
-        returned = outcome(function, loss_of, optimizer, scale)
-        change = (weight.detach() - before).double() / LEARNING_RATE
-        cases[name] = {
-            "returned": bool(returned) if isinstance(returned, bool) or _is_flag(returned) else type(returned).__name__,
-            "finite": bool(change.isfinite().all()),
-            "change": [float(each) if math.isfinite(each) else None for each in change],
-            "gradient": [float(each) for each in x],
-            "scale": scale,
-        }
-    return {"cases": cases}
+def _scaled_case(function: Callable[..., Any], loss: _Loss) -> Facts:
+    weights = [nn.Parameter(torch.tensor([1.0, -2.0])), nn.Parameter(torch.tensor([0.5]))]
+    optimizer = torch.optim.SGD(weights, LEARNING_RATE / loss.size)
+    for weight in weights:
+        weight.grad = torch.full_like(weight, 3.0 * loss.size)  # left over from an earlier step
+
+    def loss_of() -> torch.Tensor:
+        halved: torch.Tensor = _HalfGradient.apply(torch.cat(weights) * torch.tensor(loss.inner))  # type: ignore[no-untyped-call]
+        computed: torch.Tensor = (halved * torch.tensor(loss.outer)).sum() * loss.size
+        return computed
+
+    before = torch.cat(weights).detach().clone()
+    returned = outcome(function, loss_of, optimizer, loss.scale)
+    change = (torch.cat(weights).detach() - before).double() / LEARNING_RATE
+    left = [0.0 if weight.grad is None else float(weight.grad[0]) / loss.size for weight in weights]
+    return {
+        "returned": bool(returned) if isinstance(returned, bool) or _is_flag(returned) else type(returned).__name__,
+        "finite": bool(change.isfinite().all()),
+        "change": [float(each) if math.isfinite(each) else None for each in change],
+        "gradient": [outer * inner for outer, inner in zip(loss.outer, loss.inner, strict=True)],
+        "left": left[0] if math.isfinite(left[0]) else None,
+        "rate": optimizer.param_groups[0]["lr"] * loss.size / LEARNING_RATE,
+        "scale": loss.scale,
+    }
 
 
 def _is_flag(returned: Any) -> bool:
@@ -471,21 +578,36 @@ def _is_flag(returned: Any) -> bool:
 
 
 def judge_scaled(facts: Facts) -> None:
-    cases = all_there(facts["cases"], len(SCALES))
-    small, usual, large = (cases[name] for name, _, _ in SCALES)
+    cases = all_there(facts["cases"], len(LOSSES))
+    small, usual, large, infinite, undefined = (cases[name] for name in LOSSES)
     for case in (usual, small):
         factor = [-(change or 0.0) / gradient for change, gradient in zip(*_both(case), strict=True)]
         _judge_factor(case, factor, usual["returned"])
-    if not large["finite"] or any(change != 0 for change in large["change"]):
-        raise Hint(
-            f"With a scale of {large['scale']:.0f}, gradients overflow to infinity, but the step was taken anyway and "
-            "the weights are lost. Skip such a step."
+    hint_if(
+        not all(close(case["rate"], 1.0, 1e-6) for case in (usual, small)),
+        "This step is right, but the learning rate stays changed, so the next one will be wrong. Divide the gradients "
+        "instead.",
+    )
+    hint_if(
+        _moved(large),
+        f"With a scale of {large['scale']:.0f}, gradients overflow to infinity, but the step was taken anyway and "
+        "the weights are lost. Skip such a step.",
+    )
+    for case, which, number in ((infinite, "first", "-inf"), (undefined, "last", "nan")):
+        hint_if(
+            _moved(case),
+            f"The step was taken although the gradient of the {which} weight contains {number}. Look at the gradients "
+            "of all weights, for inf, -inf and nan.",
         )
-    for case, word in ((usual, True), (small, True), (large, False)):
+    for name, case in cases.items():
         if isinstance(case["returned"], str):
             raise Hint(f"The steps are right, but your function returns a {case['returned']}, not True or False.")
-        if case["returned"] != word:
+        if case["returned"] != (name in ("small", "usual")):
             raise Hint("The steps are right. Return True if a step was taken, and False if it was skipped.")
+
+
+def _moved(case: Facts) -> bool:
+    return not case["finite"] or any(change != 0 for change in all_there(case["change"], 3))
 
 
 def _both(case: Facts) -> tuple[list[Any], list[float]]:
@@ -509,6 +631,14 @@ def _judge_factor(case: Facts, factor: Sequence[float], returned: Any) -> None:
             else "The weights did not move: small gradients became 0 in float16 on their way back. What must be large "
             "*before* the backward pass?"
         )
+    hint_if(
+        all_are(scale) and case["left"] is not None and close(case["left"], case["gradient"][0], 0.01),
+        f"The weights moved {scale:.0f} times too far: you divide the gradients only after optimizer.step().",
+    )
+    hint_if(
+        close(factor[0], 1.0, 0.01) and close(factor[-1], scale, 0.01),
+        "Only some of the weights moved correctly: divide the gradient of every weight by the scale.",
+    )
     hint_if(all_are(scale), f"The weights moved {scale:.0f} times too far: divide the gradients by the scale again.")
     hint_if(all_are(1 / scale), "The weights hardly moved: the gradients were divided by the scale, but never scaled.")
     hint_if(all_are(1 / scale**2), "The gradients were divided by the scale twice; and was the loss multiplied?")
@@ -522,7 +652,16 @@ def _judge_factor(case: Facts, factor: Sequence[float], returned: Any) -> None:
 
 
 #: Milliseconds that stay serial, that can be divided, and that each additional thread costs; and the number of cores.
-WORK = ((1.0, 8.0, 0.55, 8), (0.2, 0.3, 0.5, 4), (0.0, 9.0, 1.0, 2), (5.0, 30.0, 0.35, 16), (2.0, 4.0, 0.3, 3))
+WORK = (
+    (1.0, 8.0, 0.55, 8),
+    (0.2, 0.3, 0.5, 4),
+    (0.0, 9.0, 1.0, 2),
+    (5.0, 30.0, 0.35, 16),
+    (2.0, 4.0, 0.3, 3),
+    (0.0, 6.1, 1.0, 8),
+)
+#: Threads that cost nothing. A formula that divides by the cost fails here.
+FREE = (1.0, 4.0, 0.0, 6)
 
 
 def _ms(serial: float, divisible: float, start: float, threads: float) -> float:
@@ -540,7 +679,14 @@ def _shortest_ms(serial: float, divisible: float, start: float, cores: int) -> f
 
 def measure_threads(answer: Any) -> Facts:
     function = as_function(answer, "best_threads(serial_ms, divisible_ms, start_ms, cores)")
-    return {"cases": tried(function, WORK, best_threads)}
+    cases = tried(function, WORK, best_threads)
+    try:
+        free: float | None = result_of(function, *FREE)
+    except Hint as hint:
+        if not isinstance(hint.__cause__, ZeroDivisionError):
+            raise
+        free = None
+    return {"cases": cases, "free": free}
 
 
 def judge_threads(facts: Facts) -> None:
@@ -555,8 +701,12 @@ def judge_threads(facts: Facts) -> None:
         lambda case: best_threads(*[*case["sizes"][:3], 1000]), "More threads than cores take turns: see `cores`."
     )
     root = "The root of divisible / start is a good estimate, but it is not a whole number from 1 to `cores`."
-    every.slip(lambda case: math.sqrt(case["sizes"][1] / case["sizes"][2]), root)
-    every.slip(lambda case: min(case["sizes"][3], max(1.0, math.sqrt(case["sizes"][1] / case["sizes"][2]))), root)
+    every.slip(lambda case: _root(*case["sizes"]), root)
+    every.slip(lambda case: _within(_root(*case["sizes"]), case), root)
+    words = "The root is rounded to a whole number, but the other one next to it can be faster. Compare their times."
+    for how in (round, math.floor, math.ceil):
+        every.slip(partial(_rounded, how), words)
+        every.slip(partial(_rounded_within, how), words)
     every.slip(lambda case: best_threads(*case["sizes"]) - 1, "Is that a place in a list? The first thread is 1.")
     for case in facts["cases"]:
         serial, divisible, start, cores = case["sizes"]
@@ -564,16 +714,34 @@ def judge_threads(facts: Facts) -> None:
         hint_if(
             not close(case["said"], case["wanted"], 1e-9), f"{where} a number other than {case['said']:g} is faster."
         )
+    hint_if(facts["free"] is None, "Your function divides by start_ms, which is 0 if threads cost nothing to start.")
+    hint_if(facts["free"] != FREE[3], f"If starting a thread costs nothing, {FREE[3]} cores need {FREE[3]} threads.")
+
+
+def _root(serial: float, divisible: float, start: float, cores: int) -> float:
+    return math.sqrt(divisible / start)
+
+
+def _rounded(how: Callable[[float], int], case: Facts) -> float:
+    return how(_root(*case["sizes"]))
+
+
+def _rounded_within(how: Callable[[float], int], case: Facts) -> float:
+    return _within(_rounded(how, case), case)
+
+
+def _within(threads: float, case: Facts) -> float:
+    return min(float(case["sizes"][3]), max(1.0, threads))
 
 
 EXERCISES = (
     Exercise("11.1", "A prediction", measure_prediction, judge_prediction, accepted="noted"),
     Exercise("11.2", "What a compiler can save", measure_at_most, judge_at_most),
-    Exercise("11.3", "A graph without a break", measure_whole, judge_whole),
-    Exercise("11.4", "How often torch compiles", measure_versions, judge_versions),
+    Exercise("11.3", "A graph that breaks", measure_whole, judge_whole),
+    Exercise("11.4", "Other lengths, other code", measure_versions, judge_versions),
     Exercise("11.5", "Nine operators, one kernel", measure_moved, judge_moved),
     Exercise("11.6", "The memory of attention", measure_attention_bytes, judge_attention_bytes),
     Exercise("11.7", "Attention in one kernel", measure_swapped, judge_swapped),
-    Exercise("11.8", "A scaled step", measure_scaled, judge_scaled),
-    Exercise("11.9", "How many threads", measure_threads, judge_threads),
+    Exercise("11.8", "Gradients that vanish", measure_scaled, judge_scaled),
+    Exercise("11.9", "Threads", measure_threads, judge_threads),
 )

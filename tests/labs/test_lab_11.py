@@ -54,13 +54,15 @@ def at_most(ms: dict[str, float], kept: list[str]) -> float:
         (lambda ms, kept: torch.tensor(at_most(ms, kept)), ""),
         (lambda ms, kept: pd.Series(ms).sum() / pd.Series(ms)[kept].sum(), ""),
         (lambda ms, kept: 1 / at_most(ms, kept), "the share that stays"),
-        (lambda ms, kept: 1 - 1 / at_most(ms, kept), "the share that can vanish"),
+        (lambda ms, kept: 1 - 1 / at_most(ms, kept), "How many times as fast is the whole?"),
         (lambda ms, kept: sum(ms.values()) - sum(ms[name] for name in kept), "milliseconds that can vanish"),
         (lambda ms, kept: sum(ms[name] for name in kept), "milliseconds that stay"),
         (
             lambda ms, kept: sum(ms.values()) / (sum(ms[n] for n in ms if n not in kept) or 1e-300),
-            "how long is the step",
+            "keeps the wrong layers",
         ),
+        (lambda ms, kept: sum(ms.values()) / sum(ms[n] for n in ms if n not in kept), "keeps the wrong layers"),
+        (lambda ms, kept: round(at_most(ms, kept)), "is rounded"),
         (lambda ms, kept: len(ms) / len(kept), "counts layers"),
         (lambda ms, kept: sum(ms.values()), "how long is the step"),
         (lambda ms, kept: None, "no value"),
@@ -86,12 +88,13 @@ ABS = "x.abs().max()"
         ("self.head(x), x.abs().mean()", "", "is a mean"),
         ("self.head(x), self.head(x).abs().max()", "", "the largest score"),
         ("self.head(x), x.square().max()", "", "not the largest absolute number"),
-        ("self.head(x), x.abs().amax(-1)", "", "12 numbers in place of the largest one"),
+        ("self.head(x), x.abs().amax(-1)", "", "12 numbers instead of the largest one"),
         (f"self.head(x), {ABS}.item()", "", "breaks the graph"),
         ("self.head(x)", "", "a single tensor"),
-        (f"{ABS}, self.head(x)", "", "120 numbers in place of the largest one"),
+        (f"{ABS}, self.head(x)", "", "120 numbers instead of the largest one"),
         (f"self.head(self.head.weight.new_zeros(x.shape)), {ABS}", "", "scores differ"),
         (f"self.head(x), {ABS}", "if x.abs().max() > 1e4: raise ValueError", "2 graphs. A line"),
+        (f"self.head(x), {ABS}", "print(x.abs().max())", "print() or .item()"),
         (f"self.head(x), {ABS}", "print(end=''), float(x.sum())", "graphs. A line"),
         (f"{{'scores': self.head(x), 'largest': {ABS}}}", "", "returns a dict"),
         ("None", "", "nothing yet"),
@@ -99,6 +102,15 @@ ABS = "x.abs().max()"
 )
 def test_a_graph_without_a_break(returns: str, more: str, words: str) -> None:
     expect("11.3", words, rewritten(returns, more=more), checked=models()["Checked"])
+
+
+@pytest.mark.parametrize("returns", ["max(x.abs().flatten())", "max(map(max, x.abs()))"])
+def test_a_loop_over_numbers_is_not_compiled(returns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch would unroll Python's max, and compile it for minutes."""
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("compiled"))
+    answer = rewritten(f"self.head(x), {returns}")
+
+    expect("11.3", "goes through the numbers one by one", answer, checked=models()["Checked"])
 
 
 @pytest.mark.slow
@@ -157,6 +169,11 @@ def only(dynamic: bool | None, answer: Callable[[list[int]], float]) -> Callable
         (only(None, lambda lengths: len(set(lengths))), "not every length"),
         (only(None, lambda lengths: 1), "is for one length only"),
         (only(None, lambda lengths: 2), "is there a second version"),
+        (only(None, lambda lengths: 1 if lengths[0] == lengths[1] else 2), "only compare the first two cards"),
+        (only(None, lambda lengths: 1 if lengths[0] == lengths[-1] else 2), "the first card with the last"),
+        (lambda *given: 2 * versions(*given), "dynamic=False: you count two per version"),
+        (only(None, lambda lengths: 2 * versions(lengths, None)), "dynamic=None: you count two per version"),
+        (only(True, lambda lengths: 2), "dynamic=True: you count two per version"),
         (only(True, lambda lengths: versions(lengths, None)), "does not need to wait"),
         (only(True, lambda lengths: versions(lengths, False)), "dynamic=True: that is the number for dynamic=False"),
         (only(True, lambda lengths: 0), "0 is not right"),

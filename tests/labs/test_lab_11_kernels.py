@@ -102,7 +102,7 @@ def square(cards: int, heads: int, length: int) -> int:
         (lambda *sizes: 8 * peak(*sizes), "looks like bits"),
         (lambda c, h, n, d: peak(c, 1, n, d), "one head"),
         (lambda c, h, n, d: peak(1, h, n, d), "one card"),
-        (lambda *sizes: 1.5 * peak(*sizes), "go through the lines"),
+        (lambda *sizes: 1.5 * peak(*sizes), "bytes is not right. Go through plain"),
         (lambda *sizes: None, "no value"),
     ],
 )
@@ -143,10 +143,26 @@ def plain(q: Any, k: Any, v: Any, blank: Any) -> Any:
     return lab_11.attention(q, k, v, blank, q.shape[-1] ** -0.5)
 
 
+def wide(blank: Any) -> Any:
+    """The blanks with a row for every image, as a view."""
+    return blank[:, None, None, :].expand(-1, 1, blank.shape[1], -1)
+
+
+def one_by_one(q: Any, k: Any, v: Any, blank: Any) -> Any:
+    """One card and head after the other, so each square is small."""
+    each = [
+        [plain(*(x[c, h][None, None] for x in (q, k, v)), blank[c][None]) for h in range(q.shape[1])]
+        for c in range(q.shape[0])
+    ]
+    return torch.cat([torch.cat(row, 1) for row in each])
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
         (lambda q, k, v, blank: sdpa(q, k, v, visible(blank)), ""),
+        (lambda q, k, v, blank: sdpa(q, k, v, ~blank.unsqueeze(1).unsqueeze(1)), ""),
+        (lambda q, k, v, blank: sdpa(q, k, v, visible(blank).expand(-1, q.shape[1], -1, -1)), ""),
         (lambda q, k, v, blank: sdpa(q, k, v, torch.where(blank, -math.inf, 0.0)[:, None, None]), ""),
         (lambda q, k, v, blank: sdpa(q, k, v, visible(blank), scale=q.shape[-1] ** -0.5), ""),
         (lambda q, k, v, blank: sdpa(q, k, v, blank[:, None, None, :]), "at exactly the blank boxes"),
@@ -156,7 +172,18 @@ def plain(q: Any, k: Any, v: Any, blank: Any) -> Any:
         (lambda q, k, v, blank: sdpa(q, k, v, blank[:, None, None, :].float()), "The mask is added"),
         (lambda q, k, v, blank: sdpa(q, k, v, None, is_causal=True), "The output differs"),
         (lambda q, k, v, blank: sdpa(q, k, v, ~blank[:, None, :, None]), "The output differs"),
-        (plain, "a number for each pair of images"),
+        (lambda q, k, v, blank: sdpa(q, k, v, ~blank), "how plain adds the two missing dimensions"),
+        (plain, "Use nn.functional"),
+        (lambda q, k, v, blank: sdpa(q, k, v, ~wide(blank)), "Is it the mask?"),
+        (lambda q, k, v, blank: sdpa(q, k, v, ~wide(blank).expand(-1, q.shape[1], -1, -1)), "pair of images"),
+        (
+            lambda q, k, v, blank: sdpa(
+                q, k, v, torch.zeros(wide(blank).shape).masked_fill(blank[:, None, None], -math.inf)
+            ),
+            "Is it the mask?",
+        ),
+        (lambda q, k, v, blank: [] + q[9], "raised IndexError"),
+        (one_by_one, "pair of images"),
         (lambda q, k, v, blank: sdpa(q, k, v, visible(blank)).transpose(1, 2), "returns a shape 2 x 50 x 4 x 32"),
         (lambda q, k, v, blank: 3.0, "returns a float"),
         (lambda q, k, v, blank: None, "returns nothing yet"),
@@ -188,14 +215,16 @@ def scaled(
     after: float | None = None,
     skips: bool = True,
     steps: int = 1,
+    divided: slice = slice(None),
+    fine: Any = lambda every: all(each.isfinite().all() for each in every),
 ) -> bool:
     """One scaled step: the loss times `before`, the gradients divided by `after`."""
     if clear:
         optimizer.zero_grad()
     (loss_of() * (scale if before is None else before)).backward()
-    for weight in weights(optimizer):
+    for weight in weights(optimizer)[divided]:
         weight.grad /= scale if after is None else after
-    if skips and not all(weight.grad.isfinite().all() for weight in weights(optimizer)):
+    if skips and not fine([weight.grad for weight in weights(optimizer)]):
         return False
     for _ in range(steps):
         optimizer.step()
@@ -213,10 +242,42 @@ def late(loss_of: Any, optimizer: Any, scale: float) -> bool:
     return True
 
 
+def divided_late(loss_of: Any, optimizer: Any, scale: float) -> bool:
+    """Divides the gradients after the step."""
+    scaled(loss_of, optimizer, scale, after=1.0)
+    for weight in weights(optimizer):
+        weight.grad /= scale
+    return True
+
+
+def slower(loss_of: Any, optimizer: Any, scale: float) -> bool:
+    """Divides the learning rate instead of the gradients."""
+    optimizer.param_groups[0]["lr"] /= scale
+    return scaled(loss_of, optimizer, scale, after=1.0)
+
+
+def with_a_scaler(loss_of: Any, optimizer: Any, scale: float) -> bool:
+    """Uses torch's own scaler."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    optimizer.zero_grad()
+    scaler.scale(loss_of()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    return scaler.get_scale() == scale
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
         (scaled, ""),
+        (with_a_scaler, ""),
+        (divided_late, "only after optimizer.step()"),
+        (slower, "the learning rate stays changed"),
+        (lambda *given: scaled(*given, divided=slice(1)), "Only some of the weights"),
+        (lambda *given: scaled(*given, fine=lambda every: every[0].isfinite().all()), "last weight contains nan"),
+        (lambda *given: scaled(*given, fine=lambda every: every[-1].isfinite().all()), "first weight contains -inf"),
+        (lambda *given: scaled(*given, fine=lambda every: all(g.max() != math.inf for g in every)), "-inf"),
+        (lambda *given: scaled(*given, fine=lambda every: not any(g.isinf().any() for g in every)), "contains nan"),
         (lambda *given: np.bool_(scaled(*given)), ""),
         (lambda *given: torch.tensor(scaled(*given)), ""),
         (late, "became 0 in float16"),
@@ -265,6 +326,12 @@ def least_ms(serial: float, divisible: float, start: float, cores: int) -> float
         (lambda s, d, o, cores: best(s, d, o, 99), "take turns"),
         (root, "not a whole number"),
         (lambda *given: min(given[3], max(1, root(*given))), "not a whole number"),
+        (lambda *given: round(root(*given)), "rounded to a whole number"),
+        (lambda *given: int(min(given[3], max(1, round(root(*given))))), "rounded to a whole number"),
+        (lambda *given: min(given[3], max(1, int(root(*given)))), "rounded to a whole number"),
+        (lambda *given: min(given[3], max(1, math.ceil(root(*given)))), "rounded to a whole number"),
+        (lambda *given: best(*given) if root(*given) else 1, "divides by start_ms"),
+        (lambda *given: best(*given) if given[2] else 1, "cores need 6 threads"),
         (lambda *given: best(*given) - 1, "a place in a list"),
         (lambda *given: best(*given) + 1, "is faster"),
         (lambda *given: None, "no value"),
