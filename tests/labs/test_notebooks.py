@@ -28,7 +28,7 @@ from tests.magics.kernel import Kernel, started
 BUILT = build.built()
 STUDENTS = [path for path in BUILT if path.parent.name == "labs"]
 NBGRADER = {"cell_type", "grade", "grade_id", "locked", "schema_version", "solution", "task"}
-#: What a measurement may cost. How exact it is matters where exercises are solved, and the solutions run as they are.
+#: What a measurement may cost. How exact it is matters where exercises are solved, and the solutions run unmodified.
 LONG, MANY = re.compile(r"(budget_s=|--budget )\d+(?:\.\d+)?"), re.compile(r"(--steps )\d+")
 #: So too where no budget is named.
 QUICK = "__import__('tests.docs.quick', fromlist=['shorten']).shorten()"
