@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,20 @@ import torch
 
 import perfnb
 from perfnb.labs.lab_12 import measure_journal, measure_report, undecided
+from perfnb.labs.made_night import Archive
 from perfnb.results import ABTest, Journal
 from tests.labs.judging import expect, expect_of, hint
-from tests.labs.lab_12_answers import HYPOTHESES, Cured, Nightly, a_journal, a_profile, a_test
+from tests.labs.lab_12_answers import (
+    HYPOTHESES,
+    Cured,
+    Nightly,
+    Once,
+    OnePass,
+    Single,
+    a_journal,
+    a_profile,
+    a_test,
+)
 
 
 @pytest.mark.parametrize(
@@ -53,9 +65,9 @@ RECORDED: dict[str, Any] = {
         ({"calls": None}, "has no layers"),
         ({"backward": False}, "Nothing runs backward"),
         ({"calls": 1.0}, "before you change anything"),
-        ({"steps": 2}, "too few for an interval"),
+        ({"steps": 1}, "Only 1 of its steps were timed"),
         ({"words": 0}, "no hypothesis"),
-        ({"words": 2}, "no hypothesis"),
+        ({"words": 1}, "too short"),
         ({"named": False}, "a name"),
     ],
 )
@@ -88,8 +100,9 @@ def test_a_recorded_profile(tmp_path: Path, make: Any, hypothesis: str, words: s
 def test_a_journal_is_needed(tmp_path: Path) -> None:
     for number, answer in (("12.2", tmp_path), ("12.6", "journal")):
         assert "Pass the journal" in hint(number, answer)
+    assert "changes must be a dictionary" in hint("12.6", a_journal(tmp_path / "empty"))
     assert "no profile yet" in hint("12.2", a_journal(tmp_path / "empty"))
-    assert "no A/B test yet" in hint("12.6", a_journal(tmp_path / "empty"))
+    assert "no A/B test yet" in hint("12.6", a_journal(tmp_path / "empty"), changes={})
 
 
 WASTE = {"brightness": 201, "new_reader": 2, "right": 2, "padded": 2}
@@ -116,10 +129,11 @@ def without(name: str, **more: Any) -> dict[str, Any]:
         (without("new_reader", new_reader=64), "bytes of one number"),
         (without("right", right=3), "how many passes"),
         (without("padded", padded=4), "how many boxes per card"),
+        (without("padded", padded=4.57), "the second pass is waste of its own"),
         (without("padded", padded=0.5), "work done divided by the work needed"),
         (without("padded", flickering=2), "the task needs everything that it does"),
         (without("padded", read=2), "no method 'read'"),
-        (without("padded"), "no finding names it"),
+        (without("padded"), "half of its FLOPs in p.layers"),
         (without("right"), "The findings of your profile name another fault"),
         ({"padded": 2}, "This one is right"),
         ({}, "The dictionary is empty"),
@@ -130,21 +144,28 @@ def test_a_diagnosis(answer: Any, words: str) -> None:
     expect("12.3", words, answer, script=Nightly)
 
 
-BOUNDS = {"brightness": 40.0, "new_reader": 57.0, "right": 22.0, "padded": 42.0}
+BOUNDS = {"brightness": 40.0, "new_reader": 57.0, "right": 22.0, "padded": 47.25}
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({}, ""),
-        ({"padded": 60.0}, ""),
+        ({"padded": 0.6 * 84}, ""),
+        ({name: torch.tensor(ms).item() for name, ms in BOUNDS.items()}, ""),
         ({"right": 21.96}, ""),
         ({"brightness": 40 / 120}, "the share of the step"),
         ({"brightness": 80.0}, "what remains of the step"),
         ({"new_reader": 33.0}, "not the bound of the finding"),
         ({"right": 44.0}, "not the bound of the finding"),
+        ({"right": 0.022}, "in seconds"),
+        ({"padded": 42.0}, "the cure saves more than half"),
+        ({"padded": 63.0}, "only half of the linear layers"),
+        ({"padded": 57.0}, "the finding 'float64'"),
+        ({"padded": 0.04725}, "in seconds"),
+        ({"padded": 60.0}, "the passes spend less than that"),
         ({"padded": 84.0}, "the passes spend less than that"),
-        ({"padded": 10.0}, "Which fraction of the boxes"),
+        ({"padded": 10.0}, "Which share of their FLOPs"),
         ({"padded": 130.0}, "more than the whole step"),
         ({"padded": -1.0}, "no saving"),
     ],
@@ -174,14 +195,38 @@ def test_bounds_are_those_of_the_recorded_profile(tmp_path: Path) -> None:
     reader_ms = torch.tensor(profile.layers["total_ms"].iloc[0])
 
     answer = {name: found.get(named, 1.0) for name, named in (("brightness", "host code"), ("new_reader", "float64"))}
-    answer |= {"right": found["repeated forward"], "padded": reader_ms / 2}
+    answer |= {"right": found["repeated forward"], "padded": reader_ms * 9 / 16}
     expect("12.4", "", answer, waste=WASTE, journal=journal)
     expect("12.4", "not the bound of the finding", answer | {"right": reader_ms / 2}, waste=WASTE, journal=journal)
+    expect("12.4", "'flickering' is not in waste", answer | {"flickering": 1.0}, waste=WASTE, journal=journal)
     expect("12.4", "missing padded", {"right": 1.0}, waste={"padded": 2}, journal=journal)
     expect("12.4", "the previous exercise", answer, waste={}, journal=journal)
 
 
 FOUR = tuple(a_test(change, seed=place) for place, change in enumerate(("once", "float32", "one pass", "tight")))
+
+
+#: The classes that these tests compare.
+CHANGES = {
+    "once": (Nightly, Once),
+    "float32": (Once, Single),
+    "one pass": [Single, OnePass],
+    "tight": (OnePass, Cured),
+}
+
+
+#: Their work in three steps, from Maya's script to the cured one.
+STAGES: tuple[dict[str, Any], ...] = tuple(
+    {"steps": 3, "reads": reads, "passes": passes, "boxes": boxes, "longest": longest, "float64": float64}
+    for reads, passes, boxes, longest, float64 in (
+        (42, 6, 3072, 256, True),
+        (18, 6, 3072, 256, True),
+        (18, 6, 3072, 256, False),
+        (18, 3, 1536, 256, False),
+        (18, 3, 768, 128, False),
+    )
+)
+WORKS = dict(zip(CHANGES, map(list, itertools.pairwise(STAGES)), strict=True))
 
 
 def changed(tests: Any) -> Callable[[Path], Journal]:
@@ -199,24 +244,67 @@ def changed(tests: Any) -> Callable[[Path], Journal]:
         (changed((*FOUR[:3], a_test("tight", 0.5, "they differ"))), "whose results differ"),
         (changed((*FOUR[:3], a_test("tight", check=None))), "did not compare the results"),
         (changed((*FOUR[:3], a_test(""))), "what did you change"),
-        (changed((*FOUR[:3], a_test("ONCE"))), "tests of 3 change(s)"),
-        (changed([a_test("all cures", 0.1)]), "Test one change at a time"),
+        (changed((*FOUR[:3], a_test("ONCE"))), "'tight' is not the change of any test"),
+        (changed([a_test("all cures", 0.1)]), "'once' is not the change of any test"),
         (lambda path: a_journal(path, FOUR, hypothesis=""), "has no hypothesis"),
-        (lambda path: a_journal(path, FOUR, hypothesis="it is faster"), "has no hypothesis"),
+        (lambda path: a_journal(path, FOUR, hypothesis="it is faster"), "hypothesis is too short"),
         (lambda path: a_journal(path, FOUR, hypothesis="it is faster than before"), "its own hypothesis"),
         (lambda path: a_journal(path, FOUR, accepted=False), "Let the test decide"),
         (lambda path: a_journal(path, [a_test("slower", 1.1)], accepted=True), "Let the test decide"),
     ],
 )
 def test_a_journal_of_proofs(tmp_path: Path, journal: Callable[[Path], Journal], words: str) -> None:
-    expect("12.6", words, journal(tmp_path / "journal"))
+    tests = measure_journal(journal(tmp_path / "journal"), {})["tests"]
+    expect_of("12.6", words, {"tests": tests, "changes": WORKS})
+
+
+def but(name: str, *sides: Any) -> dict[str, Any]:
+    return CHANGES | {name: sides}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({name.upper(): sides for name, sides in CHANGES.items()}, ""),
+        (but("float32", Nightly, lambda archive, seed: WithoutDoubles(archive, seed)), ""),
+        (CHANGES | {"all cures": (Nightly, Cured)}, "cures 4 faults"),
+        (but("tight", Nightly, Cured), "cures 4 faults"),
+        (but("tight", Single, Cured), "cures 2 faults"),
+        (but("tight", Cured, Cured), "cures nothing"),
+        (but("tight", Cured, OnePass), "Are they swapped"),
+        (but("tight", Single, OnePass), "cure 3 of the 4 faults"),
+        ({name: CHANGES[name] for name in ("once", "float32", "tight")}, "has 3 of the 4 changes"),
+        ({}, "has 0 of the 4 changes"),
+        (CHANGES | {"tight": Cured}, "needs two classes"),
+        (but("tight", OnePass, Cured(Archive(2))), "itself"),
+        (["once", "float32", "one pass", "tight"], "must be a dictionary"),
+    ],
+)
+def test_each_change_cures_one_fault(proved: Journal, changes: Any, words: str) -> None:
+    expect("12.6", words, proved, changes=changes)
+
+
+@pytest.fixture(scope="module")
+def proved(tmp_path_factory: pytest.TempPathFactory) -> Journal:
+    return a_journal(tmp_path_factory.mktemp("proved") / "journal", [*FOUR, a_test("all cures", 0.12)])
+
+
+class WithoutDoubles(Nightly):  # type: ignore[misc]
+    """Cures only float64."""
+
+    new_reader = Single.new_reader
+
+    def cards(self) -> Any:
+        pixels, characters = super().cards()
+        return pixels.float(), characters
 
 
 def test_what_is_not_decided_is_named(tmp_path: Path) -> None:
     """A busy machine does not cost an exercise."""
-    facts = measure_journal(a_journal(tmp_path / "journal", [a_test("tight", pairs=3), *FOUR[:3]]))
+    facts = measure_journal(a_journal(tmp_path / "journal", [a_test("tight", pairs=3), *FOUR[:3]]), {})
     assert "these times do not decide on 'tight'" in undecided(facts)
-    assert undecided(measure_journal(a_journal(tmp_path / "journal", [FOUR[3]]))) == ""
+    assert undecided(measure_journal(a_journal(tmp_path / "journal", [FOUR[3]]), {})) == ""
 
 
 def test_a_damaged_entry_is_left_out(tmp_path: Path) -> None:
@@ -224,14 +312,15 @@ def test_a_damaged_entry_is_left_out(tmp_path: Path) -> None:
     for file in (tmp_path / "journal" / str(journal.history.index[0])).glob("report/*.json"):
         file.write_text("{")
 
-    assert len(measure_journal(journal)["tests"]) == 3
+    assert len(measure_journal(journal, {})["tests"]) == 3
 
 
 WHOLE = a_test("all cures", 0.12)
 LOW, HIGH = WHOLE.ratio_ci or (0.0, 0.0)
 TEXT = (
-    "Your script measured the brightness of all cards in each step, computed in float64, ran the Reader twice, and "
-    "padded the cards. All four are cured; the losses are the same. It is now 8.3 times as fast."
+    "Your script measured the brightness of all cards in each step, had float64 in new_reader, ran the Reader again to "
+    "count what is right, and padded the cards. All four are cured; the losses are the same. "
+    "It is now 8.3 times as fast."
 )
 REPORT = {"ratio": WHOLE.ratio, "low": LOW, "high": HIGH, "unnamed": "padded", "text": TEXT}
 
@@ -252,6 +341,8 @@ def with_whole(tmp_path_factory: pytest.TempPathFactory) -> Journal:
         ({"ratio": 1 / WHOLE.ratio}, "how many times as fast"),
         ({"ratio": 1 - WHOLE.ratio}, "the share that was saved"),
         ({"ratio": 0.5}, "not that of the test of the whole"),
+        ({"text": "lorem ipsum dolor sit amet " * 6 + "0.120"}, "does not name brightness, new_reader, right, padded"),
+        ({"text": TEXT.replace("padded", "filled up")}, "does not name padded"),
         ({"low": HIGH * 1.5}, "not an end of the interval"),
         ({"low": 1 / HIGH, "high": 1 / LOW}, "the inverse ratio"),
         ({"unnamed": "right"}, "a finding of the profile names that one"),
@@ -263,7 +354,51 @@ def with_whole(tmp_path_factory: pytest.TempPathFactory) -> Journal:
     ],
 )
 def test_a_report(with_whole: Journal, change: dict[str, Any], words: str) -> None:
-    expect("12.7", words, REPORT | change, whole=WHOLE, journal=with_whole)
+    expect("12.7", words, REPORT | change, whole=WHOLE, scripts=compared(), waste=WASTE, journal=with_whole)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({}, ""),
+        ({"ratio": 0.14}, "at least three digits of whole.ratio"),
+        ({"low": 0.13}, "low: give at least three digits"),
+        ({"high": 0.15}, "high: give at least three digits"),
+        ({"ratio": 0.1392}, "the ratio of the two medians"),
+    ],
+)
+def test_rounded_figures_and_the_medians(said: dict[str, float], words: str) -> None:
+    test = {"ratio": 0.144, "ratio_ci": [0.134, 0.154], "medians": 0.1392, "check": "", "hypothesis": HYPOTHESES[0]}
+    right = {"ratio": 0.144, "low": 0.134, "high": 0.154, "unnamed": "padded"}
+    logged = [{"logged": 12} | STAGES[place] | {"steps": 1} for place in (0, -1)]
+    logged[1] |= {"reads": 2, "boxes": 256}
+    facts = {"said": right | said, "tests": [test], "numbers": [[0.144, 0.0005]], "words": 40, "unsaid": []}
+    expect_of("12.7", words, facts | {"pairs": 12, "scripts": logged})
+
+
+def compared(before: Any = Nightly, after: Any = Cured, steps: int = 12) -> list[Any]:
+    """Two scripts that have run as often as a test with this number of pairs."""
+    scripts = [make(Archive(4)) for make in (before, after)]
+    for script in scripts:
+        script.log += [(2.5, 20)] * steps
+    return scripts
+
+
+@pytest.mark.parametrize(
+    ("scripts", "words"),
+    [
+        (lambda: tuple(compared()), ""),
+        (lambda: compared(after=OnePass), "mine still has 1 of the 4 faults"),
+        (lambda: compared(after=Nightly), "mine still has 4 of the 4 faults"),
+        (lambda: compared(before=Once), "mayas is not Maya's script"),
+        (lambda: compared()[::-1], "mayas is not Maya's script"),
+        (lambda: compared(steps=3), "did not run as often"),
+        (lambda: compared()[:1], "Pass the two scripts"),
+        (lambda: (Nightly, Cured), "has no log"),
+    ],
+)
+def test_the_scripts_of_the_whole(with_whole: Journal, scripts: Callable[[], Any], words: str) -> None:
+    expect("12.7", words, REPORT, whole=WHOLE, scripts=scripts(), waste=WASTE, journal=with_whole)
 
 
 @pytest.mark.parametrize(
@@ -282,11 +417,14 @@ def test_the_test_of_the_whole(tmp_path: Path, whole: ABTest, hypothesis: str, w
     journal.add(whole, hypothesis=hypothesis)
     low, high = whole.ratio_ci or (0.0, 0.0)
     report = REPORT | {"ratio": whole.ratio, "low": low, "high": high}
-    expect("12.7", words, report, whole=whole, journal=journal)
+    expect("12.7", words, report, whole=whole, scripts=compared(), waste=WASTE, journal=journal)
 
 
 def test_the_whole_is_in_the_journal(tmp_path: Path, with_whole: Journal) -> None:
     other = a_journal(tmp_path / "journal", FOUR)
-    assert "not in the journal" in hint("12.7", REPORT, whole=WHOLE, journal=other)
-    assert "Pass the test of the whole" in hint("12.7", REPORT, whole=0.12, journal=with_whole)
-    assert measure_report(REPORT, whole=WHOLE, journal=with_whole)["numbers"] == [[64.0, 0.5], [8.3, 0.05]]
+    more: dict[str, Any] = {"scripts": compared(), "waste": WASTE}
+    assert "not in the journal" in hint("12.7", REPORT, whole=WHOLE, journal=other, **more)
+    assert "Pass the test of the whole" in hint("12.7", REPORT, whole=0.12, journal=with_whole, **more)
+    assert "Solve 12.3 first" in hint("12.7", REPORT, whole=WHOLE, journal=with_whole, **more | {"waste": {}})
+    numbers = measure_report(REPORT, whole=WHOLE, journal=with_whole, **more)["numbers"]
+    assert numbers == [[64.0, 0.5], [8.3, 0.05]]

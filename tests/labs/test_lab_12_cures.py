@@ -40,7 +40,7 @@ class Lazy(Cured):
 
     def step(self) -> Any:
         loss = super().step()
-        self.log[-1] = [torch.tensor(loss), np.int64(self.log[-1][1])]
+        self.log[-1] = [torch.tensor(loss, requires_grad=True), np.int64(self.log[-1][1])]
         return loss
 
 
@@ -89,6 +89,17 @@ class Bf16(Cured):
             return super().loss(boxes, wanted)
 
 
+class Bf16Reader(Cured):
+    """The weights in bfloat16, so that only the first loss is close."""
+
+    def new_reader(self) -> Any:
+        return Reader().bfloat16()
+
+    def loss(self, boxes: Any, wanted: Any) -> Any:
+        self.scores = self.reader(boxes.bfloat16(), wanted >= 0).float()
+        return torch.nn.functional.cross_entropy(self.scores.flatten(0, 1), wanted.flatten())
+
+
 class Unclipped(Cured):
     def step(self) -> Any:
         pixels, characters = self.cards()
@@ -122,6 +133,14 @@ class ReadsAgain(Cured):
 
     def brightness(self) -> Any:
         return Nightly.brightness(self)
+
+
+class SometimesReadsAgain(Cured):
+    """Measures the brightness again in every third step."""
+
+    def brightness(self) -> Any:
+        self.known = Nightly.brightness(self) if len(self.log) % 3 == 0 else self.known
+        return self.known
 
 
 class Doubled(Cured):
@@ -171,12 +190,14 @@ class Broken(Cured):
         (Half, "your cure computes something else"),
         (MoreCards, "your cure computes something else"),
         (Bf16, "computed with fewer digits"),
+        (Bf16Reader, "computed with fewer digits"),
         (Unclipped, "changes how it trains"),
         (LastUntrained, "after some steps the weights differ"),
         (NotCounted, "Her log needs that number"),
         (OnlyLosses, "both are part of the task"),
         (NoLog, "has 0 rows"),
         (ReadsAgain, "Which cards do you read again"),
+        (SometimesReadsAgain, "20 steps read 136 cards"),
         (Once, "8 bytes per number"),
         (Doubled, "8 bytes per number"),
         (Single, "256 boxes per card"),
