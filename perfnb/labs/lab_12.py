@@ -531,7 +531,7 @@ def measure_report(
     hint_if(whole.ratio_ci is None, "The test of the whole ran too few pairs; give it a larger budget_s.")
     if not isinstance(waste, Mapping) or not waste:
         raise Hint("Solve 12.3 first: the text names the methods in waste.")
-    if not isinstance(scripts, (tuple, list)) or len(scripts) != 2:
+    if not isinstance(scripts, (tuple, list)) or len(scripts) != 2 or ... in scripts:
         raise Hint("Pass the two scripts of the test as well: scripts=(mayas, mine).")
     found = [test for test in _tests(_journal(journal)) if test["ratio"] == whole.ratio]
     return {

@@ -347,7 +347,7 @@ def test_levers_are_tried_on_the_steps_of_a_script(tmp_path: Path) -> None:
     assert [one["lever"] for one in tried] == ["loader_workers", "fused_optimizer"]
     assert all(one["left"] for one in tried)
     assert tried[0]["code"][0].startswith("loader = DataLoader(Images(), batch_size=4, shuffle=True, num_workers=")
-    made = "optimizer = torch.optim.AdamW(model.parameters(), lr=0.001, fused=True)  # planted.py, line "
+    made = "optimizer = torch.optim.AdamW(model.parameters(), lr=0.001, fused=True)  # planted.py:"
     assert tried[1]["code"][0].startswith(made)
     assert "Tried during the run: time of a step with each lever" in perfnb("show", "kept", cwd=tmp_path).stdout
 

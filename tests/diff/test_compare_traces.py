@@ -151,7 +151,7 @@ def test_several_ranks_are_refused_in_a_sentence(tmp_path: Path) -> None:
     ranks = perfnb.load([tmp_path / "rank0.json", tmp_path / "rank1.json"])
     assert isinstance(ranks, perfnb.results.Ranks)
 
-    with pytest.raises(TypeError, match=re.escape("Compare individual ranks: a[0].compare(b[0]).")):
+    with pytest.raises(TypeError, match=re.escape("Compare individual ranks instead: a[0].compare(b[0]).")):
         ranks.compare(ranks)
     with pytest.raises(TypeError, match=re.escape("not Ranks. Compare individual ranks: a[0].compare(b[0]).")):
         ranks[0].compare(ranks)  # type: ignore[arg-type]

@@ -65,7 +65,7 @@ def test_the_answer_is_in_the_summary_the_saved_run_and_a_line(
         assert run.profiled == 4 + 1 + EACH
         assert run.median_ms == pytest.approx(10.0, rel=0.1)
     [line] = tried["code"]
-    made = "self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, fused=True)  # loops.py, line "
+    made = "self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, fused=True)  # loops.py:"
     assert line.startswith(made)
 
 
@@ -203,5 +203,5 @@ def test_a_slow_loader_is_answered_by_workers_on_the_rest_of_the_data(monkeypatc
     assert first["interval"][0] < 10 / 34 < first["interval"][1]
     [line] = first["code"]
     assert line.startswith(
-        "loader = DataLoader(Slow(training.batches), batch_size=8, shuffle=True, num_workers=2)  # test_loop_levers.py,"
+        "loader = DataLoader(Slow(training.batches), batch_size=8, shuffle=True, num_workers=2)  # test_loop_levers.py:"
     )

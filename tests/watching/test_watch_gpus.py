@@ -47,7 +47,7 @@ def test_gpus_have_their_meters_and_energy_is_a_difference(gpus: Path) -> None:
     assert "GPU" not in " ".join(w.notes)
     charts = {chart.key: chart for chart in w._summary().charts}
     assert {"gpu", "gpu-memory", "power", "temperature", "clocks", "pcie"} <= charts.keys()
-    assert "not how full" in charts["gpu"].note
+    assert "does not show how much of the GPU was used" in charts["gpu"].note
 
 
 @pytest.mark.slow

@@ -399,10 +399,11 @@ journal
 #   person to read the rest.
 
 # %% answer 12.7
-mayas, mine = Nightly(archive), Cured(archive)
+mayas, mine = ..., ...  # a new script of each class: Nightly(archive) and Cured(archive)
 whole = ...  # the test of mayas.step against mine.step
 report = {"ratio": ..., "low": ..., "high": ..., "unnamed": "...", "text": "..."}
 ### BEGIN SOLUTION
+mayas, mine = Nightly(archive), Cured(archive)
 whole = perfnb.ab_test(mayas.step, mine.step, check=1e-4, change="all cures", budget_s=8)
 journal.add(whole, hypothesis="All four cures together save about seven eighths of the time", name="nightly")
 low, high = whole.ratio_ci
