@@ -394,6 +394,7 @@ def compared(before: Any = Nightly, after: Any = Cured, steps: int = 12) -> list
         (lambda: compared()[::-1], "mayas is not Maya's script"),
         (lambda: compared(steps=3), "did not run as often"),
         (lambda: compared()[:1], "Pass the two scripts"),
+        (lambda: (..., ...), "Pass the two scripts"),
         (lambda: (Nightly, Cured), "has no log"),
     ],
 )

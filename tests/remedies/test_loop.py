@@ -429,7 +429,7 @@ def test_a_model_that_is_too_big_is_judged_by_memory(clock: FakeClock) -> None:
     by_time = perfnb.try_levers(step, levers=["checkpointing"], budget_s=60, confirm=False)
     assert by_time.table.loc["checkpointing", "memory"] == "less"
     assert by_time.best == ()
-    assert "Nothing that was tried makes the step faster" in str(by_time)
+    assert "None of the levers that were tried makes the step faster" in str(by_time)
 
 
 def test_memory_is_judged_without_times_where_steps_are_long(clock: FakeClock) -> None:
