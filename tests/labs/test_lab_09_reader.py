@@ -90,7 +90,7 @@ def test_the_reader_s_cache_has_that_size(reader: Any) -> None:
         (flat, "a single image has the shape (1, 1, 64) (line "),
         (flat, "of its cell: scores, cache = reader(new, cache))"),
         (flat_row, "the Reader got images of shape (1, 64)"),
-        (one_pass_more, "the Reader ran 6 times, after the last character, too"),
+        (one_pass_more, "the Reader ran 6 times, including once after the last character"),
         (first_place, "scores of the *last* place"),
         (same_image, "printed image of the character"),
         (lambda *given: list(cached(*given)), "comes after 5 passes"),

@@ -23,7 +23,7 @@ OPTIONS = [
     "--quiet",
     "--ranks",
 ]
-OPTIONS += ["--split", "--stacks", "--steps", "--warmup", "--watch"]
+OPTIONS += ["--recompile", "--split", "--stacks", "--steps", "--warmup", "--watch"]
 
 
 @pytest.mark.slow
