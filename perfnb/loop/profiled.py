@@ -138,6 +138,7 @@ class ProfiledLoop(Generic[_Batch]):
         self._shown, self._said = 0, False
         self._run_shown: Any = None
         self._profiler = LoopProfiler(**options, namespace=_users_variables, loader=loader, left=self._left)
+        self._iteration: object = None
         self._steps = LoopSteps(self._profiler, optimizers_end_steps=steps_by not in (None, "batch"))
         self._kept_run = KeptRun(self._profiler, asked=options.get("on_done") is not None)
 
@@ -157,6 +158,11 @@ class ProfiledLoop(Generic[_Batch]):
         """Remove everything immediately. If a window is open and the loop continues, the window starts over."""
         self._profiler.close()
 
+    def _close(self, iteration: object) -> None:
+        """Remove everything, unless a newer iteration has begun. An abandoned one may only be collected during it."""
+        if iteration is self._iteration:
+            self._profiler.close()
+
     def __iter__(self) -> Iterator[_Batch]:
         __tracebackhide__ = True
         profiler, steps = self._profiler, self._steps
@@ -164,7 +170,10 @@ class ProfiledLoop(Generic[_Batch]):
         with ExitStack() as stack:
             stack.push(self._show_at_once)
             stack.callback(self._kept_run.end)
-            stack.callback(profiler.close)
+            if profiler.is_open:  # by an iteration that was abandoned
+                profiler.close()
+            self._iteration = iteration = object()
+            stack.callback(self._close, iteration)
             try:
                 self._batches_left = len(self._loader)  # type: ignore[arg-type]
             except Exception:  # the loop does not need the length, so any failure of the loader can be ignored

@@ -132,6 +132,23 @@ class iter_again:
         return iter(self.batches)
 
 
+def test_an_abandoned_iteration_does_not_close_the_next_one_s_window() -> None:
+    training = Training()
+    loop = perfnb.profiled(training.batches, at=3, **SMALL)
+    abandoned = iter(loop)
+    for batch in islice(abandoned, 5):
+        training(batch)
+    assert loop._profiler.is_open
+
+    for batch in loop:
+        training(batch)
+        if loop._profiler.is_open and abandoned is not None:
+            abandoned = None  # type: ignore[assignment]  # collected during the window
+            assert loop._profiler.is_open
+    assert abandoned is None
+    assert len(loop.profiles) == 1
+
+
 @pytest.mark.parametrize("inside", [pytest.param(3, marks=pytest.mark.deep), 6, 8])
 def test_break_and_exceptions_remove_everything(inside: int) -> None:
     training = Training()
