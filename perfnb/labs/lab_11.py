@@ -550,13 +550,13 @@ def _scaled_case(function: Callable[..., Any], loss: _Loss) -> Facts:
         weight.grad = torch.full_like(weight, 3.0 * loss.size)  # left over from an earlier step
 
     def loss_of() -> torch.Tensor:
-        halved: torch.Tensor = _HalfGradient.apply(torch.cat(weights) * torch.tensor(loss.inner))  # type: ignore[no-untyped-call]
+        halved: torch.Tensor = _HalfGradient.apply(torch.cat([*weights]) * torch.tensor(loss.inner))  # type: ignore[no-untyped-call]
         computed: torch.Tensor = (halved * torch.tensor(loss.outer)).sum() * loss.size
         return computed
 
-    before = torch.cat(weights).detach().clone()
+    before = torch.cat([*weights]).detach().clone()
     returned = outcome(function, loss_of, optimizer, loss.scale)
-    change = (torch.cat(weights).detach() - before).double() / LEARNING_RATE
+    change = (torch.cat([*weights]).detach() - before).double() / LEARNING_RATE
     left = [0.0 if weight.grad is None else float(weight.grad[0]) / loss.size for weight in weights]
     return {
         "returned": bool(returned) if isinstance(returned, bool) or _is_flag(returned) else type(returned).__name__,

@@ -302,6 +302,10 @@ def _weights(script: Any) -> list[torch.Tensor]:
     return [part.detach().double().clone() for part in script.reader.parameters()]
 
 
+def _ratio(candidate_ms: float | None, baseline_ms: float | None) -> float | None:
+    return None if candidate_ms is None or baseline_ms is None else candidate_ms / baseline_ms
+
+
 def _log(script: Any) -> list[list[float]]:
     log = getattr(script, "log", None)
     hint_if(not isinstance(log, list), "The script has no log: keep a list of (loss, right) in self.log, as before.")
@@ -445,7 +449,7 @@ def _tests(journal: Journal) -> Iterator[Facts]:
                 "check": test.check,
                 "ratio": None if test.ratio_ci is None else float(test.ratio),
                 "ratio_ci": None if test.ratio_ci is None else [float(end) for end in test.ratio_ci],
-                "medians": float(test.b.median_ms / test.a.median_ms),
+                "medians": _ratio(test.b.median_ms, test.a.median_ms),
             }
 
 
