@@ -525,7 +525,7 @@ def _binned(at: Sequence[float], values: Sequence[float | None], width: int) -> 
     for x, value in zip(at, values, strict=False):
         place = width * (x - first) / (last - first) if last > first else 0.0
         cell = min(width - 1, int(place))
-        ended = cell + 1 if place > cell else cell  # a value does not reach a cell at whose start the next one begins
+        ended = math.ceil(place)  # a value does not reach a cell at whose start the next one begins
         cells[filled + 1 : ended] = [held] * (ended - filled - 1)
         held, filled = fmt.known(value) or 0.0, max(filled, cell)
         cells[cell] = max(cells[cell], held)

@@ -116,9 +116,7 @@ def judge_efficiency(facts: Facts) -> None:
             "those of several, make the efficiency lowest?"
         )
     if values(lambda case: case["ranks"] / _divisor(case)):
-        raise Hint(
-            "You have swapped the two modes. In which of them does each rank have as much work as one rank alone?"
-        )
+        raise Hint("You have swapped the two modes. Which one gives each rank as much work as one rank alone?")
     hint_if(
         values(lambda case: case["ranks"]),
         "Your values are right for strong scaling only. In weak scaling, each rank does as much work as one rank "

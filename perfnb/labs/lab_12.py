@@ -55,13 +55,6 @@ def _words(text: Any) -> int:
     return len(re.findall(r"\w+", text)) if isinstance(text, str) else 0
 
 
-def _lacking(what: str, words: int) -> str:
-    """Return the beginning of a hint about a hypothesis that is missing or too short."""
-    return (
-        f"{what} has no hypothesis." if words == 0 else f"The hypothesis of {what[:1].lower()}{what[1:]} is too short."
-    )
-
-
 def _profiles(journal: Journal) -> Iterator[tuple[Any, Profile]]:
     """Yield the row of each profile that was added, together with the profile."""
     for row in journal.history.itertuples():
@@ -115,8 +108,9 @@ def _record_hint(profile: Facts) -> str:
     if profile["steps"] < 3:
         return f"Only {profile['steps']} of its steps were timed, too few for an interval. Give it a larger budget_s."
     if profile["words"] < 4:
+        lacks = "The hypothesis of the profile is too short" if profile["words"] else "The profile has no hypothesis"
         return (
-            f"{_lacking('The profile', profile['words'])} What do you expect to find, and why? Before you read the "
+            f"{lacks}. What do you expect to find, and why? Before you read the "
             "report, write it down in a sentence and pass it to journal.add as hypothesis."
         )
     if not profile["named"]:

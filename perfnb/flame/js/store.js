@@ -1,4 +1,4 @@
-// The calls of a flame graph as arrays, in the order of a tree traversal, and the trees of callers and callees.
+// A flame graph's calls as arrays, in the order of a tree traversal, and the trees of callers and callees.
 import { placeOf } from "../../draw/js/sorted_places.js";
 
 // Creates the arrays from depths, names and own values, and from `before` for a difference.
@@ -60,7 +60,7 @@ export function flameStore(data) {
   return store;
 }
 
-// The same calls, with siblings in the order in which they were first seen.
+// The same calls, with siblings in order of first appearance.
 export function flameInOrder(data, { size, parent, depth }) {
   const inside = [[]];
   for (let i = 0; i < size; i += 1) (inside[parent[i] + 1] ??= []).push(i);

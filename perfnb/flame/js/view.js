@@ -113,7 +113,7 @@ function flameView(data) {
     legend.replaceChildren(legendOf(marks, { "aria-label": "Colours" }));
     redraw();
   };
-  // Siblings are sorted by weight, or in the order in which they were first seen.
+  // Siblings are sorted by weight, or in order of first appearance.
   const stores = [store, null];
   const order = (place) => () => {
     stores[place] ??= flameStore(flameInOrder(data, stores[0]));
