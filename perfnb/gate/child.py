@@ -65,7 +65,8 @@ class Served:
             return None
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None) or ""
-            if file.startswith(self._elsewhere + os.sep):
+            # This script itself belongs to the working tree if that is perfnb's own repository.
+            if file != __file__ and file.startswith(self._elsewhere + os.sep):
                 inside = os.path.relpath(file, self._elsewhere)
                 if os.path.exists(os.path.join(os.environ["PERFNB_TREE"], inside)):
                     return name
