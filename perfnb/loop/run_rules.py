@@ -125,8 +125,9 @@ def between_steps(run: RunFigures) -> Iterator[Finding]:
     bound, whole = run.between_ms, run.mean_ms + run.between_ms
     if bound < _WORTH * whole:
         return
+    of = "the time outside profiled windows" if run.profiled else "the time"
     yield Finding(
-        f"{fmt.duration(bound * run.counted)} passed between steps, or {fmt.share(bound / whole)} of the time: "
+        f"{fmt.duration(bound * run.counted)} passed between steps, or {fmt.share(bound / whole)} of {of}: "
         "validation, logging, checkpoints, and everything else that is done outside the steps.",
         bound,
         "Do this work less often, or at the same time as the steps (asynchronous checkpoints, logging without "

@@ -31,7 +31,7 @@ def found(**changes: Any) -> Any:
     usual: dict[str, Any] = {
         "enough": True, "load": None, "wait": Centre(0.0, 0.0, 0.0), "mean_ms": 10.0, "between_ms": 0.0, "batches": 1,
         "slow": slow_steps(), "has_device": False, "counted": 100, "lost_ms": 0.0, "changes": None, "count": 100,
-        "judged": pd.DataFrame({"step": np.arange(100)}), "memory_bytes": None,
+        "judged": pd.DataFrame({"step": np.arange(100)}), "memory_bytes": None, "profiled": 0,
         "memory_of": {"allocated": NOTHING, "resident": NOTHING},
     }  # fmt: skip
     run: Any = SimpleNamespace(**(usual | changes))
@@ -108,6 +108,8 @@ def test_time_between_steps_matters_from_five_percent() -> None:
     between = only(mean_ms=9.5, between_ms=0.5)
     assert between["evidence"].startswith("50.0 ms passed between steps, or 5.0 % of the time: ")
     assert between["bound_ms"] == 0.5
+    profiled = only(mean_ms=9.5, between_ms=0.5, profiled=3)
+    assert "5.0 % of the time outside profiled windows: " in profiled["evidence"]
     assert found(mean_ms=9.5, between_ms=0.49).table.empty
 
 
