@@ -9,99 +9,69 @@ span several lines.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape
 from perfnb.draw.as_text import effect_words, figure_value
-from perfnb.draw.document import Choice, Document, Effect, Figure, Inner, Picture, Section, Table, Value
+from perfnb.draw.document import Document, Effect, Figure, Inner, Picture, Section, Value
 from perfnb.draw.palette import Mark
 
 #: The maximum length of a text, which may be a sentence or lines of code.
 _LONGEST = 2000
-#: Fields whose text may have several lines.
-_CODE = {"code", "text"}
+#: Fields whose text may have several lines, and fields that contain names.
+_CODE, _NAMES = {"code", "text"}, {"rows", "names"}
 #: The number of significant digits in rows inside other rows, because there may be tens of thousands of them.
 _DIGITS = 6
 
 
 def document_data(document: Document) -> dict[str, Any]:
     """Convert a document to data that can be written as JSON."""
-    data = {
-        field.name: plain(getattr(document, field.name))
-        for field in fields(document)
-        if field.name not in ("sections", "tabs")
-    }
-    data["sections"] = [section_data(section) for section in document.sections]
-    data["tabs"] = [document_data(tab) for tab in document.tabs]
-    return data
+    return _fields(document)
 
 
-def section_data(section: Section) -> dict[str, Any]:
-    """Convert a section to data that can be written as JSON."""
-    kind = type(section).__name__.lower()
-    if isinstance(section, Picture):
-        data = None if section.data is None else section.data()
-        return {
-            "type": kind,
-            "kind": section.kind,
-            "title": escape.plain(section.title),
-            "key": section.key,
-            "data": data,
-            "still": "" if section.script or section.html is None else section.html(),
-            "static": [section_data(part) for part in section.static],
-        }
-    if isinstance(section, Choice):
-        options = {
-            escape.plain(name): [section_data(part) for part in parts] for name, parts in section.options.items()
-        }
-        return {"type": kind, "title": escape.plain(section.title), "key": section.key, "options": options}
-    if isinstance(section, Table):
-        rows = [[_cell(cell) for cell in row] for row in section.rows]
-        names = None if section.names is None else [*map(escape.plain, section.names)]
-        return {"type": kind, **plain(replace(section, rows=(), names=None)), "rows": rows, "names": names}
-    return {"type": kind, **plain(section)}
-
-
-def _cell(cell: Any) -> Any:
-    return escape.plain(cell) if isinstance(cell, str) else plain(cell)
-
-
-def plain(value: Any) -> Any:
+def plain(value: Any, longest: int = _LONGEST) -> Any:
     """Convert a value in a document to data. Text is made visible, and marks include their appearance."""
-    if hasattr(value, "tolist"):  # a NumPy number, recognised without importing NumPy
-        value = value.tolist()
-    if value is None or isinstance(value, int):
-        return value
+    if isinstance(value, str):
+        return escape.plain(value, longest)
     if isinstance(value, float):
         return fmt.known(value)
-    if isinstance(value, str):
-        return escape.plain(value, _LONGEST)
+    if value is None or isinstance(value, int):
+        return value
+    if hasattr(value, "tolist"):  # NumPy's numbers and arrays, recognised without importing NumPy
+        return plain(value.tolist(), longest)
     if isinstance(value, Mark):
         return {**value.data, "word": escape.plain(value.word)}
     if isinstance(value, Inner):
         return _inner(value)
     if is_dataclass(value):
-        data = {
-            field.name: _code(held) if field.name in _CODE and isinstance(held, str) else plain(held)
-            for field in fields(value)
-            for held in (getattr(value, field.name),)
-        }
-        if isinstance(value, Effect):
-            data["words"] = effect_words(value)
-        elif isinstance(value, (Figure, Value)):
-            data["words"] = figure_value(value)
-        return data
+        return _fields(value)
     if isinstance(value, Mapping):
-        return {escape.plain(name): plain(inner) for name, inner in value.items()}
+        return {escape.plain(name): plain(inner, longest) for name, inner in value.items()}
     if isinstance(value, Sequence):
-        return [plain(inner) for inner in value]
+        return [plain(inner, longest) for inner in value]
     return fmt.known(value)
 
 
-def _code(text: str) -> str:
-    return "\n".join(escape.plain(line, _LONGEST) for line in text.splitlines())
+def _fields(value: Any) -> dict[str, Any]:
+    """Convert an object of the vocabulary. Sections have a ``type``, and numbers with an interval have ``words``."""
+    data: dict[str, Any] = {"type": type(value).__name__.lower()} if isinstance(value, Section) else {}
+    if isinstance(value, Picture):
+        data |= {name: plain(getattr(value, name)) for name in ("kind", "title", "key", "static")}
+        data["data"] = None if value.data is None else value.data()
+        return {**data, "still": "" if value.script or value.html is None else value.html()}
+    for name in (field.name for field in fields(value)):
+        held = getattr(value, name)
+        if name in _CODE and isinstance(held, str):
+            data[name] = "\n".join(escape.plain(line, _LONGEST) for line in held.splitlines())
+        else:
+            data[name] = plain(held, escape.MAX_NAME if name in _NAMES else _LONGEST)
+    if isinstance(value, Effect):
+        data["words"] = effect_words(value)
+    elif isinstance(value, (Figure, Value)):
+        data["words"] = figure_value(value)
+    return data
 
 
 def _inner(inner: Inner) -> dict[str, Any]:

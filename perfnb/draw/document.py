@@ -38,7 +38,6 @@ _WORDS: Mapping[Unit, Callable[[Any], str]] = {
     "ratio": fmt.ratio,
     "bytes/s": lambda value: f"{fmt.size(value)}/s",
     "flops/s": lambda value: f"{fmt.flops(value)}/s",
-    "/s": fmt.rate,
     **{unit: functools.partial(fmt.reading, unit=unit) for unit in ("watts", "joules", "celsius", "megahertz")},
 }
 
@@ -62,10 +61,8 @@ def words(value: Any, unit: Unit) -> str:
     if number < 0:
         return f"{fmt.MINUS}{words(-number, unit)}"
     if unit in _WORDS:
-        text = _WORDS[unit](value)
-    else:
-        text = fmt.rate(value, unit.removesuffix("/s")) if unit.endswith("/s") else fmt.significant(value)
-    return fmt.MINUS + text[1:] if text.startswith("-") else text
+        return _WORDS[unit](value)
+    return fmt.rate(value, unit.removesuffix("/s")) if unit.endswith("/s") else fmt.significant(value)
 
 
 @dataclass(frozen=True)
@@ -87,32 +84,20 @@ class Split:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer, as a sentence.
-
-    Attributes
-    ----------
-    state : str
-    sentence : str
-        A sentence that can be understood on its own: "Input-bound: removing the wait could save up to 12.3 ms per
-        step".
-    why : str
-        The evidence.
-    next : str
-        A recommendation.
-    code : str
-        The lines of code that carry out the recommendation.
-    confidence : str
-        ``high``, ``medium``, ``low``, or empty.
-    selects : str
-        The key of the section that contains the evidence.
-    """
+    """The answer, as a sentence."""
 
     state: State
+    #: A sentence that can be understood on its own: "Input-bound: removing the wait could save up to 12.3 ms per step".
     sentence: str
+    #: The evidence.
     why: str = ""
+    #: A recommendation.
     next: str = ""
+    #: The lines of code that carry out the recommendation.
     code: str = ""
+    #: ``high``, ``medium``, ``low``, or empty.
     confidence: str = ""
+    #: The key of the section that contains the evidence.
     selects: str = ""
 
 
@@ -214,96 +199,58 @@ class Budget:
 
 @dataclass(frozen=True)
 class Nesting:
-    """The structure that turns a table into a tree.
+    """The structure that turns a table into a tree."""
 
-    Attributes
-    ----------
-    parents : sequence of int
-        The row number of each row's parent, or -1 for roots. Parents come first.
-    weights : sequence of float
-        The weight of each row. The heaviest rows are listed first.
-    path : sequence of int
-        The path, from a root downwards, that a view opens initially.
-    """
-
+    #: The row number of each row's parent, or -1 for roots. Parents come first.
     parents: Sequence[int]
+    #: The weight of each row. The heaviest rows are listed first.
     weights: Sequence[float]
+    #: The path, from a root downwards, that a view opens initially.
     path: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
 class Inner:
-    """Rows inside a table's rows. The live view lists them for the selected row, and merges rows with equal texts.
-
-    Attributes
-    ----------
-    title : str
-    columns : tuple of Column
-        The columns. Text columns come first.
-    rows : sequence of sequences of Cell
-    owner : sequence of int
-        The row of the table to which each inner row belongs.
-    selects : str
-        The key of the section that contains the rows named in the first column.
-    """
+    """Rows inside a table's rows. The live view lists them for the selected row, and merges rows with equal texts."""
 
     title: str
+    #: The columns. Text columns come first.
     columns: tuple[Column, ...]
     rows: Sequence[Sequence[Any]]
+    #: The row of the table to which each inner row belongs.
     owner: Sequence[int]
+    #: The key of the section that contains the rows named in the first column.
     selects: str = ""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table with typed columns. The first column contains the names of the rows.
-
-    Attributes
-    ----------
-    rows : sequence of sequences of Cell
-        The rows in display order, with the most important rows first.
-    nesting : Nesting, optional
-    tail : int
-        The number of rows at the end that are always listed. Examples are totals, and rows of a tree that do not belong
-        to any branch.
-    details : sequence of str, optional
-        A sentence for each row, which is displayed below it.
-    noun : str
-        What a row is called, as in "12 more layers".
-    selects : sequence of (str, str)
-        The keys of other sections, each with the text of a button that selects the row with the same name there.
-    names : sequence of str, optional
-        The full names of the rows, if the first column contains shorter names. Other sections select rows by their full
-        names.
-    inner : Inner, optional
-    """
+    """A table with typed columns. The first column contains the names of the rows."""
 
     title: str
     columns: tuple[Column, ...]
+    #: The rows in display order, with the most important rows first.
     rows: Sequence[Sequence[Any]]
     nesting: Nesting | None = None
+    #: The number of rows at the end that are always listed, such as totals and rows that do not belong to any branch.
     tail: int = 0
+    #: A sentence for each row, which is displayed below it.
     details: Sequence[str] | None = None
     budget: Budget = Budget()
+    #: What a row is called, as in "12 more layers".
     noun: str = "row"
+    #: The keys of other sections, each with the text of a button that selects the row with the same name there.
     selects: Sequence[tuple[str, str]] = ()
+    #: The full names of the rows, by which other sections select them, if the first column contains shorter names.
     names: Sequence[str] | None = None
     inner: Inner | None = None
     key: str = ""
 
     @classmethod
     def of(cls, title: str, frame: Any, columns: Mapping[Any, Column], **more: Any) -> Table:
-        """Create a table from the columns of a DataFrame.
+        """Create a table from the columns of a DataFrame, by their names, with `more` fields of the table.
 
-        Parameters
-        ----------
-        title : str
-        frame : DataFrame
-        columns : mapping of (str or tuple of str) to Column
-            The columns, by their names in the frame. A tuple of three names refers to a number and the bounds of its
-            interval.
-        more
-            Any other fields of the table.
+        A tuple of three names refers to a number and the bounds of its interval.
         """
         cells = [
             cells_of(frame[name]) if isinstance(name, str) else _values_of(frame, name, column.unit)
@@ -431,10 +378,7 @@ class Heat:
 
 @dataclass(frozen=True)
 class Link:
-    """A link to a row in another section.
-
-    The link contains the section's key, the row's full name, and the text to display.
-    """
+    """A link to a row in another section, with the section's key, the row's full name, and the text to display."""
 
     key: str
     name: str
@@ -443,37 +387,25 @@ class Link:
 
 @dataclass(frozen=True)
 class Card:
-    """A finding, with its cause, its cost, the evidence for it, and a recommendation.
-
-    Attributes
-    ----------
-    title : str
-    bound : str
-        The maximum cost, in words.
-    share : float, optional
-        The maximum cost as a share of the step. It is drawn as a bar.
-    confidence, why : str
-        The confidence, and the reason for it.
-    evidence, advice, code, caveat : str
-    trial : (str, str), optional
-        A way to try the recommendation, in words and as code.
-    links : sequence of Link
-        The rows to which the finding applies.
-    lever : str
-        The lever that the *Try it* button applies.
-    """
+    """A finding, with its cause, its cost, the evidence for it, and a recommendation."""
 
     title: str
+    #: The maximum cost, in words.
     bound: str
+    #: The maximum cost as a share of the step. It is drawn as a bar.
     share: float | None = None
     confidence: str = ""
+    #: The reason for the confidence.
     why: str = ""
     evidence: str = ""
     advice: str = ""
     code: str = ""
     caveat: str = ""
+    #: A way to try the recommendation, in words and as code.
     trial: tuple[str, str] | None = None
+    #: The rows to which the finding applies.
     links: Sequence[Link] = ()
+    #: The lever that the *Try it* button applies.
     lever: str = ""
 
 
@@ -506,31 +438,22 @@ class Choice:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture of data that no other type of section can show. It provides its own static form, data and script.
-
-    Attributes
-    ----------
-    text : callable, optional
-        Returns lines, given a width in cells.
-    html : callable, optional
-        Returns safe HTML without scripts.
-    static : tuple of Section
-        Sections that replace the picture if scripts do not run. If there are any, `text` and `html` are not needed.
-    data : callable, optional
-        Returns the data that the script draws, ready to be written as JSON.
-    script, style : str
-        Paths inside the package. The script sets ``pictures[kind]``. If there is no script, the live view shows the
-        static HTML.
-    """
+    """A picture of data that no other type of section can show. It provides its own static form, data and script."""
 
     kind: str
     title: str
+    #: Returns lines, given a width in cells.
     text: Callable[[int], list[str]] | None = None
+    #: Returns safe HTML without scripts.
     html: Callable[[], str] | None = None
+    #: Returns the data that the script draws, ready to be written as JSON.
     data: Callable[[], Any] | None = None
+    #: A script in the package that sets ``pictures[kind]``. Without it, the live view shows the static HTML.
     script: str = ""
+    #: A style sheet in the package.
     style: str = ""
     key: str = ""
+    #: Sections that replace the picture if scripts do not run. If there are any, `text` and `html` are not needed.
     static: tuple[Section, ...] = ()
 
 
@@ -539,39 +462,25 @@ Section: TypeAlias = Bars | Effects | Table | Series | Scatter | Strip | Heat | 
 
 @dataclass(frozen=True)
 class Document:
-    """A result, with its kind and subject, its answer, the figures that support it, sections, and notes.
+    """A result, with its kind and subject, its answer, the figures that support it, sections, and notes."""
 
-    Attributes
-    ----------
-    kind : str
-        The kind of result, for example ``profile`` or ``A/B test``.
-    subject : str
-        The name of the step or object that was measured.
-    device : str
-        The device on which the step ran.
-    verdict : Verdict
-    figures : tuple of Figure
-        The headline.
-    facts : tuple of str
-        Other facts for the headline, such as the number of steps or the sides of a comparison.
-    sections : tuple of Section
-    notes : tuple of str
-        Caveats that readers need in order to understand the figures. They are displayed last.
-    tabs : tuple of Document
-        Parts that a view shows one at a time. Their kinds serve as titles.
-    upfront : bool
-        For a tab, whether text and static HTML show it before the other tabs.
-    """
-
+    #: The kind of result, for example ``profile`` or ``A/B test``.
     kind: str
+    #: The name of the step or object that was measured.
     subject: str = ""
+    #: The device on which the step ran.
     device: str = ""
     verdict: Verdict = Verdict("none", "")
+    #: The headline.
     figures: tuple[Figure, ...] = ()
+    #: Other facts for the headline, such as the number of steps or the sides of a comparison.
     facts: tuple[str, ...] = ()
     sections: tuple[Section, ...] = ()
+    #: Caveats that readers need in order to understand the figures. They are displayed last.
     notes: tuple[str, ...] = ()
+    #: Parts that a view shows one at a time. Their kinds serve as titles.
     tabs: tuple[Document, ...] = ()
+    #: For a tab, whether text and static HTML show it before the other tabs.
     upfront: bool = False
 
     @property
@@ -594,43 +503,40 @@ class Document:
 
 def _complaints(thing: Any) -> Iterator[str]:
     """Yield a message for each contradiction in a figure or section."""
-    if isinstance(thing, Figure):
-        yield from _of_units(thing.label, thing.unit)
-        yield from _of_interval(thing.label, thing.value, thing.interval)
-    elif isinstance(thing, Bars):
-        yield from _of_units(thing.title, thing.unit)
-        for bar in thing.bars:
-            parts = sum(part.value for part in bar.parts)
-            if any(part.value < 0 for part in bar.parts):
-                yield f"{thing.title}: a part of {bar.label or 'the bar'} is below 0"
-            if bar.total is not None and not math.isclose(parts, bar.total, rel_tol=_ADDS_UP, abs_tol=1e-9):
-                sums = f"{words(parts, thing.unit)}, not {words(bar.total, thing.unit)}"
-                yield f"{thing.title}: the parts of {bar.label or 'the bar'} add up to {sums}"
-    elif isinstance(thing, Effects):
-        for row in thing.rows:
-            yield from _of_interval(row.label, row.ratio, row.interval)
-    elif isinstance(thing, Table):
-        yield from _of_table(thing)
-    elif isinstance(thing, Series):
-        yield from _of_units(thing.title, thing.x.unit, thing.y.unit)
-        for line in thing.lines:
-            lengths = {len(values) for values in (line.values, line.low, line.high) if values is not None}
-            if lengths != {len(thing.at)}:
-                yield f"{thing.title}: {line.mark.word} has {len(line.values)} values for {len(thing.at)} places"
-    elif isinstance(thing, Scatter):
-        yield from _of_units(thing.title, thing.x.unit, thing.y.unit)
-    elif isinstance(thing, Strip):
-        yield from _of_units(thing.title, thing.axis.unit)
-    elif isinstance(thing, Heat):
-        yield from _of_units(thing.title, thing.unit)
-        if len(thing.values) != len(thing.rows) or {*map(len, thing.values)} - {len(thing.columns)}:
-            yield f"{thing.title}: its numbers are not {len(thing.rows)} rows of {len(thing.columns)} columns"
-    elif isinstance(thing, Choice):
-        for section in chain.from_iterable(thing.options.values()):
-            yield from _complaints(section)
-    elif isinstance(thing, Picture):
-        for section in thing.static:
-            yield from _complaints(section)
+    match thing:
+        case Figure():
+            yield from _of_units(thing.label, thing.unit)
+            yield from _of_interval(thing.label, thing.value, thing.interval)
+        case Bars():
+            yield from _of_units(thing.title, thing.unit)
+            for bar in thing.bars:
+                parts = sum(part.value for part in bar.parts)
+                if any(part.value < 0 for part in bar.parts):
+                    yield f"{thing.title}: a part of {bar.label or 'the bar'} is below 0"
+                if bar.total is not None and not math.isclose(parts, bar.total, rel_tol=_ADDS_UP, abs_tol=1e-9):
+                    sums = f"{words(parts, thing.unit)}, not {words(bar.total, thing.unit)}"
+                    yield f"{thing.title}: the parts of {bar.label or 'the bar'} add up to {sums}"
+        case Effects():
+            for row in thing.rows:
+                yield from _of_interval(row.label, row.ratio, row.interval)
+        case Table():
+            yield from _of_table(thing)
+        case Series() | Scatter():
+            yield from _of_units(thing.title, thing.x.unit, thing.y.unit)
+            for line in thing.lines if isinstance(thing, Series) else ():
+                lengths = {len(values) for values in (line.values, line.low, line.high) if values is not None}
+                if lengths != {len(thing.at)}:
+                    yield f"{thing.title}: {line.mark.word} has {len(line.values)} values for {len(thing.at)} places"
+        case Strip():
+            yield from _of_units(thing.title, thing.axis.unit)
+        case Heat():
+            yield from _of_units(thing.title, thing.unit)
+            if len(thing.values) != len(thing.rows) or {*map(len, thing.values)} - {len(thing.columns)}:
+                yield f"{thing.title}: its numbers are not {len(thing.rows)} rows of {len(thing.columns)} columns"
+        case Choice():
+            yield from chain.from_iterable(map(_complaints, chain.from_iterable(thing.options.values())))
+        case Picture():
+            yield from chain.from_iterable(map(_complaints, thing.static))
 
 
 def _of_units(title: str, *units: Unit) -> Iterator[str]:
