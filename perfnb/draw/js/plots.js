@@ -98,7 +98,7 @@ function scaleOf({ unit, log }, values, [from, to], wanted, floor) {
 
 // A chart with two axes, which is redrawn to fit. `shapes` is called with the functions that place numbers, and returns
 // the elements to draw.
-export function plotted({ title, x, y, xs, ys, floor, height = FRAME.height }, marks, shapes) {
+function plotted({ title, x, y, xs, ys, floor, height = FRAME.height }, marks, shapes) {
   const holder = h("div", { class: "pf-chart" });
   const lowest = FRAME.top + height;
   drawnToFit(holder, (width) => {
@@ -119,7 +119,7 @@ const known = (values) => (values ?? []).filter((value) => value != null);
 const SERIES_DASHES = ["", "7 4", "2 3", "9 3 2 3"];
 
 // Stacked lines become areas between the sums.
-export function stackedLines(at, lines) {
+function stackedLines(at, lines) {
   let below = at.map(() => 0);
   return lines.map((line) => {
     const low = below;
@@ -128,23 +128,24 @@ export function stackedLines(at, lines) {
   });
 }
 
-export const pointsOf = (at, values, x, y) => values.map((value, i) => (value == null ? null : `${x(at[i]).toFixed(1)},${Math.max(FRAME.top, y(value)).toFixed(1)}`)).filter(Boolean);
-export const areaOf = (at, line, x, y, props) => drawn("path", { ...props, d: `M${[...pointsOf(at, line.high, x, y), ...pointsOf(at, line.low, x, y).reverse()].join("L")}Z` });
+const pointsOf = (at, values, x, y) => values.map((value, i) => (value == null ? null : `${x(at[i]).toFixed(1)},${Math.max(FRAME.top, y(value)).toFixed(1)}`)).filter(Boolean);
+const areaOf = (at, line, x, y, props) => drawn("path", { ...props, d: `M${[...pointsOf(at, line.high, x, y), ...pointsOf(at, line.low, x, y).reverse()].join("L")}Z` });
 
 // Draws the events during a series below the chart, with a label if there is enough space for it.
-export function spansBelow(spans, x, lowest, fills, words = (mark) => mark.word) {
+function spansBelow(spans, x, lowest, fills, unit) {
   let free = -Infinity;
   return spans.map(([mark, begin, end], i) => {
     const [from, to, wide] = [x(begin), x(end), textWidth(mark.word)];
     const fits = to - from >= wide && (from + to - wide) / 2 > free;
     if (fits) free = (from + to + wide) / 2 + 6;
-    return drawn("g", { class: "pf-span" }, drawn("title", {}, words(mark, begin, end)),
+    return drawn("g", { class: "pf-span" }, drawn("title", {}, `${mark.word}: ${inUnit(begin, unit)} to ${inUnit(end, unit)}`),
       drawn("rect", { x: from, y: lowest + 1, width: Math.max(1, to - from - 1), height: 7, fill: fills[i], rx: 1.5 }),
       fits && drawn("text", { x: (from + to) / 2, y: lowest + 36, "text-anchor": "middle" }, mark.word));
   });
 }
 
-export function series(section) {
+// `overlay` returns an element to draw on top. It is called with the functions that place numbers after each redraw.
+export function series(section, { overlay, height } = {}) {
   const { at, levels, spans } = section;
   const lines = section.stacked ? stackedLines(at, section.lines) : section.lines;
   const values = [...known(lines.flatMap((line) => line.values)), ...Object.values(levels)];
@@ -159,11 +160,12 @@ export function series(section) {
         drawn("path", { fill: "none", stroke: line.mark.colour, "stroke-width": 1.8, "stroke-dasharray": SERIES_DASHES[i % SERIES_DASHES.length], d: `M${pointsOf(at, line.values, x, y).join("L")}` }),
         known(line.values).length <= 60 && line.values.map((value, k) => value != null && drawn("circle", { cx: x(at[k]), cy: y(value), r: 2.6, fill: line.mark.colour },
           drawn("title", {}, `${line.mark.word} ${inUnit(value, section.y.unit)} at ${inUnit(at[k], section.x.unit)}`)))]]),
-    spansBelow(spans, x, lowest, fills.slice(marks.length)),
+    spansBelow(spans, x, lowest, fills.slice(marks.length), section.x.unit),
     Object.entries(levels).map(([name, value]) => [drawn("line", { class: "pf-level", x1: FRAME.left, x2: right, y1: y(value), y2: y(value) }),
-      drawn("text", { class: "pf-halo", x: right, y: y(value) - 4, "text-anchor": "end" }, name.length > 60 ? `${name.slice(0, 59)}…` : name)])];
+      drawn("text", { class: "pf-halo", x: right, y: y(value) - 4, "text-anchor": "end" }, name.length > 60 ? `${name.slice(0, 59)}…` : name)]),
+    overlay?.(x, y, [right, lowest])];
   const x = spans.length ? { ...section.x, label: "" } : section.x; // their words stand there
-  const chart = { title: section.title, x, y: section.y, xs: at, ys, floor: section.y.log ? undefined : 0 };
+  const chart = { title: section.title, x, y: section.y, xs: at, ys, floor: section.y.log ? undefined : 0, height };
   return [legend(marks), plotted(chart, [...marks, ...spans.map(([mark]) => mark)], draw)];
 }
 
