@@ -108,17 +108,16 @@ def _verdict(summary: MemorySummary) -> Verdict:
 
 def _sections(summary: MemorySummary) -> Iterator[Section]:
     instant, peak = _instant(summary), summary.peak_bytes
+    parts = tuple(Part(palette.category(name), size) for name, size in summary.by_category.items())
     yield Picture(
         "memory",
-        "Memory alive over the step",
+        f"Memory alive over the step, and by category at the {instant}",
         data=partial(curve_data, summary),
         script="memory/js/memory.js",
         style="memory/js/memory.css",
         key="memory",
-        static=tuple(_still(summary)),
+        static=(*_still(summary), Bars("", "bytes", (Bar("", parts, peak),))),
     )
-    parts = tuple(Part(palette.category(name), size) for name, size in summary.by_category.items())
-    yield Bars(f"Alive at the {instant}, by category", "bytes", (Bar("", parts, peak),))
     columns = {
         "layer": Column("layer"),
         "category": Column("category"),
@@ -143,13 +142,19 @@ def _sections(summary: MemorySummary) -> Iterator[Section]:
 def _still(summary: MemorySummary) -> Iterator[Section]:
     """Yield the memory curve without its cursor."""
     line = summary.timeline
-    if not len(line):
-        return
-    line = line.iloc[fullest(line["t_ms"].to_numpy(float), line["total"].to_numpy("int64"), _INSTANTS)]
-    parts = ((mark, line[name].fillna(0.0).tolist()) for name, mark in palette.CATEGORIES.items())
-    peak = {f"{_instant(summary)} at {fmt.duration(summary.peak_ms)}": float(summary.peak_bytes)}
-    phases = [(palette.mark(str(phase)), *ends) for phase, *ends in summary.phases.itertuples(index=False)]
-    yield stacked("", line["t_ms"].tolist(), summary.step_ms, parts, peak, phases)
+    if len(line):
+        line = line.iloc[fullest(line["t_ms"].to_numpy(float), line["total"].to_numpy("int64"), _INSTANTS)]
+        parts = ((mark, line[name].fillna(0.0).tolist()) for name, mark in palette.CATEGORIES.items())
+        yield stacked("", line["t_ms"].tolist(), summary.step_ms, parts, _levels(summary), _spans(summary))
+
+
+def _levels(summary: MemorySummary) -> dict[str, float]:
+    return {f"{_instant(summary)} at {fmt.duration(summary.peak_ms)}": float(summary.peak_bytes)}
+
+
+def _spans(summary: MemorySummary) -> list[tuple[palette.Mark, float, float]]:
+    phases = summary.phases.round(6).itertuples(index=False)
+    return [(palette.mark(str(phase)), begin, end) for phase, begin, end in phases]
 
 
 def stacked(
@@ -175,9 +180,8 @@ def stacked(
 def curve_data(summary: MemorySummary) -> dict[str, Any]:
     """Return the data for the memory curve with its cursor, ready to be written as JSON.
 
-    Instants are integer nanoseconds, and amounts are integer bytes, or ``None`` where they are unknown. A column is
-    ``None`` if all of its values are unknown or zero. Names are stored once in ``names``, and columns of names contain
-    indices into this list, or -1 if there is no name.
+    Amounts are integer bytes, or ``None`` where they are unknown. Categories without any memory are left out. Names are
+    stored once in ``names``, and columns of names contain indices into this list, or -1 if there is no name.
     """
     names: dict[str, int] = {}
 
@@ -185,47 +189,29 @@ def curve_data(summary: MemorySummary) -> dict[str, Any]:
         return [_NONE if pd.isna(value) else names.setdefault(str(value), len(names)) for value in values]
 
     timeline = summary.timeline
-    times = _nanoseconds(timeline["t_ms"])
     largest = summary.largest.sort_values("start_ms", kind="stable")
-    peak_ns = round(1e6 * summary.peak_ms)
-    order = {name: place for place, name in enumerate(palette.CATEGORIES)}
+    amounts = {
+        mark: [None if pd.isna(value) else int(value) for value in timeline[name]]
+        for name, mark in palette.CATEGORIES.items()
+    }
     return {
-        "step_ns": round(1e6 * summary.step_ms),
-        "peak": {
-            "at": min(range(len(times)), key=lambda row: abs(times[row] - peak_ns), default=0),
-            "bytes": int(summary.peak_bytes),
-        },
-        "categories": plain([*palette.CATEGORIES.values()]),
-        "phases": [
-            {**plain(palette.mark(str(phase))), "start_ns": round(1e6 * begin), "end_ns": round(1e6 * end)}
-            for phase, begin, end in summary.phases.itertuples(index=False)
-        ],
-        "instants": {
-            "t": times,
-            "categories": [_amounts(timeline[name]) for name in palette.CATEGORIES],
-            **{column: _amounts(timeline[column]) for column in ("total", "reserved", "process")},
-        },
+        "instant": _instant(summary),
+        "step_ms": round(summary.step_ms, 6),
+        "peak_ms": round(summary.peak_ms, 6),
+        "t": timeline["t_ms"].round(6).tolist(),
+        "lines": [{"mark": plain(mark), "values": values} for mark, values in amounts.items() if any(values)],
+        "spans": plain(_spans(summary)),
+        "levels": plain(_levels(summary)),
         "largest": {
             "bytes": largest["bytes"].tolist(),
-            "category": [order.get(str(value), order["other"]) for value in largest["category"]],
-            "start": _nanoseconds(largest["start_ms"]),
-            "end": _nanoseconds(largest["end_ms"]),
+            "start": largest["start_ms"].round(6).tolist(),
+            "end": largest["end_ms"].round(6).tolist(),
+            "category": places(palette.category(str(value)).word for value in largest["category"]),
             "phase": places(phase if pd.isna(phase) else palette.mark(str(phase)).word for phase in largest["phase"]),
             **{column: places(largest[column]) for column in ("layer", "op", "name")},
         },
-        "incomplete": summary.incomplete is not None,
         "names": [escape.plain(name) for name in names],
     }
-
-
-def _amounts(values: pd.Series) -> list[int | None] | None:
-    """Return amounts in bytes, or ``None`` if all of them are unknown or zero."""
-    amounts = [None if fmt.known(value) is None else int(value) for value in values]
-    return amounts if any(amounts) else None
-
-
-def _nanoseconds(ms: pd.Series) -> list[int]:
-    return [round(1e6 * float(value)) for value in ms]
 
 
 TAB = Tab("memory", lambda report: report.summary.memory, memory_document)

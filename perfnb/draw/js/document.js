@@ -1,5 +1,5 @@
 // Draws a live view of any result from the JSON that perfnb.draw.as_json creates from its document.
-import { codeBlock, fact, figure, h, linkTo, notesSection, pressedOne, saveButton, titled } from "./dom.js";
+import { codeBlock, figure, h, linkTo, notesSection, pressedOne, saveButton, titled } from "./dom.js";
 import { grouped } from "./format.js";
 import { widgetOf } from "./notebook.js";
 import { bars, effects, heat, scatter, series, strip, valueDots } from "./plots.js";
@@ -12,7 +12,7 @@ export const pictures = {};
 // By lever, the content that a card shows in place of its advice; see findings/js/try.js.
 export const cardTools = { advice: null };
 
-export function verdictBox({ state, sentence, why, next, code, confidence }, more) {
+function verdictBox({ state, sentence, why, next, code, confidence }, more) {
   if (!sentence) return null;
   const line = (word, said) => said && h("div", {}, h("dt", {}, word), h("dd", {}, said));
   return h("section", { class: `pf-verdict pf-${state}`, "aria-label": "Verdict" },
@@ -20,10 +20,8 @@ export function verdictBox({ state, sentence, why, next, code, confidence }, mor
     h("dl", {}, line("Why", why), line("Next", next)), code && codeBlock(code), more);
 }
 
-const figureEntry = ({ label, value, unit, interval, words, basis, samples }, main) => (main
-  ? h("div", { class: "pf-main" }, h("dt", {}, label), h("dd", {}, h("div", { class: "pf-line" }, h("b", {}, figure(words.replace(/ ?\[.*$/, ""))),
-    interval && h("span", { class: "pf-interval", title: "95 % confidence interval" }, words.replace(/^[^[]*/, "")), valueDots(samples, unit, interval)), basis && h("small", {}, basis)))
-  : fact(label, figure(words), basis));
+const figureEntry = ({ label, unit, interval, words, basis, samples }, place) => h("div", { class: place === 0 ? "pf-main" : "" },
+  h("dt", {}, label), h("dd", {}, h("b", {}, figure(words)), place === 0 && valueDots(samples, unit, interval), basis && h("small", {}, basis)));
 
 // Whether the section with this key has such a row. Sections other than tables are asked by time.
 function isThere({ table, has }, key, name) {
@@ -37,9 +35,9 @@ function cards(section, context) {
     const links = card.links.map(({ key, name, words }) => (isThere(context, key, name)
       ? linkTo(words || name, `Show ${words || name}`, () => context.reveal(key, name))
       : h("span", { class: "pf-quiet pf-name" }, words || name)));
-    const advice = () => [card.advice && h("p", {}, h("b", {}, "Try "), card.advice), card.code && codeBlock(card.code)].filter(Boolean);
-    const plainAdvice = () => [...advice(), card.trial && h("p", { class: "pf-quiet" }, card.trial[0]), card.trial && codeBlock(card.trial[1])].filter(Boolean);
-    const cure = h("div", { class: "pf-cure" }, plainAdvice());
+    const advice = [card.advice && h("p", {}, h("b", {}, "Try "), card.advice), card.code && codeBlock(card.code)];
+    const trial = card.trial && [h("p", { class: "pf-quiet" }, card.trial[0]), codeBlock(card.trial[1])];
+    const cure = h("div", {}, advice, trial);
     const element = h("li", { class: "pf-finding", tabindex: "-1" },
       h("div", { class: "pf-finding-head" },
         h("h3", {}, section.cards.length > 1 && h("span", { class: "pf-quiet" }, `${place + 1}`), card.title),
@@ -49,7 +47,7 @@ function cards(section, context) {
       card.evidence && h("p", {}, card.evidence), links.length > 0 && h("p", { class: "pf-links" }, links), cure,
       card.why && h("p", { class: "pf-quiet" }, h("b", {}, `${card.confidence} confidence `), card.why),
       card.caveat && h("p", { class: "pf-quiet" }, h("b", {}, "Caveat "), card.caveat));
-    if (card.lever) cardTools.advice?.({ card, cure, element, advice, plainAdvice, model: context.model });
+    if (card.lever) cardTools.advice?.({ card, cure, element, advice, trial, model: context.model });
     return element;
   });
   const reveal = (name) => {
@@ -76,20 +74,15 @@ const DRAWN = {
 };
 const OWN_TITLES = ["table", "picture"];
 
-// The static form of a picture without a script. Names in it are escaped, and even an unescaped name would remain text.
-const STILL = new Set(["bdi", "br", "circle", "em", "g", "i", "p", "path", "rect", "span", "strong", "svg", "text", "title"]);
+// The static form of a picture without a script. Names in it are escaped.
 function stillPicture({ title, still }) {
   const { body } = new DOMParser().parseFromString(still, "text/html");
-  for (const node of body.querySelectorAll("*")) {
-    if (!STILL.has(node.localName)) node.remove();
-    for (const { name } of [...node.attributes]) if (/^on|href$|^src/.test(name)) node.removeAttribute(name);
-  }
   return h("div", {}, title && h("h3", { class: "pf-section" }, title), h("div", { class: "pf-still" }, [...body.childNodes]));
 }
 
 // {element, reveal, shown, size} of a section, or nothing if there is nothing to show.
 function sectionView(section, context) {
-  const made = DRAWN[section.type]?.(section, context);
+  const made = DRAWN[section.type](section, context);
   if (!made) return null;
   const { element, ...more } = made.element ? made : { element: made };
   if (section.key && more.reveal) context.sections.set(section.key, more.reveal);
@@ -99,7 +92,7 @@ function sectionView(section, context) {
 
 function headline(data) {
   return [
-    data.figures.length > 0 && h("dl", { class: "pf-facts" }, data.figures.map((entry, i) => figureEntry(entry, i === 0))),
+    data.figures.length > 0 && h("dl", { class: "pf-facts" }, data.figures.map(figureEntry)),
     data.facts.length > 0 && h("p", { class: "pf-quiet pf-more-facts" }, data.facts.join(" · "))];
 }
 
@@ -130,7 +123,7 @@ export function documentView(data, model) {
   const { selects } = data.verdict;
   const more = keys.has(selects) && h("button", { type: "button", class: "pf-link pf-more", click: () => reveal(selects) }, `Show the ${tabOf.get(selects) ?? "rows"}`);
   return h("article", { class: "perfnb", "aria-label": `${data.kind} ${data.subject}`.trim() },
-    h("header", {}, titled(data.subject || data.kind, [data.subject && data.kind, data.device].filter(Boolean).join(" · ")), verdictBox(data.verdict, more || null), headline(data)),
+    h("header", {}, titled(data.subject || data.kind, [data.subject && data.kind, data.device].filter(Boolean).join(" · ")), verdictBox(data.verdict, more), headline(data)),
     own.map((part) => part.element), views && [views.list, views.panels], notesSection(data.notes), pageButton(data, model));
 }
 

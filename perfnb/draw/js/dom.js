@@ -26,9 +26,6 @@ export const drawn = (tag, props, ...children) => filled(document.createElementN
 // The title of a view: the name of its subject, and the device or the kind of result.
 export const titled = (name, about) => h("h2", { class: "pf-title" }, h("b", {}, name), h("span", { class: "pf-quiet" }, about));
 
-// An entry in a list of facts: a word, a value, and additional information.
-export const fact = (word, value, more) => h("div", {}, h("dt", {}, word), h("dd", {}, h("b", {}, value), more && h("small", {}, more)));
-
 // If there are more than a few notes, they are collapsed.
 const NOTES_OPEN = 2;
 export const notesSection = (notes) => notes.length > 0 && h("section", { class: "pf-notes" }, h("details", { open: notes.length <= NOTES_OPEN },

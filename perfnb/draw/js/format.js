@@ -14,16 +14,11 @@ export function significant(value, trim = false) {
   return number.toLocaleString("en-US", { minimumFractionDigits: trim ? 0 : decimals, maximumFractionDigits: decimals });
 }
 
-export function timeUnit(ms) {
-  const magnitude = Math.abs(Number(ms.toPrecision(3)));
-  if (magnitude >= 1000) return [1e-3, "s"];
-  return magnitude > 0 && magnitude < 0.1 ? [1e3, "µs"] : [1, "ms"];
-}
-
 export function duration(ms) {
   if (ms == null) return UNKNOWN;
-  const [factor, unit] = timeUnit(ms);
-  return `${significant(ms * factor)} ${unit}`;
+  const magnitude = Math.abs(Number(ms.toPrecision(3)));
+  if (magnitude >= 1000) return `${significant(ms / 1000)} s`;
+  return magnitude > 0 && magnitude < 0.1 ? `${significant(1000 * ms)} µs` : `${significant(ms)} ms`;
 }
 
 function scaled(value, base, units) {
@@ -41,7 +36,6 @@ const DECIMAL = ["", "k", "M", "G", "T", "P", "E"];
 export const count = (value) => (value == null ? UNKNOWN : scaled(value, 1000, DECIMAL).join(" ").trimEnd());
 export const byteSize = (value) => (value == null ? UNKNOWN : scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]).join(" "));
 export const flopCount = (value) => (value == null ? UNKNOWN : `${scaled(value, 1000, DECIMAL).join(" ")}FLOP`);
-export const flopRate = (value) => (value == null ? UNKNOWN : `${flopCount(value)}/s`);
 
 export function rate(value, thing) {
   if (value == null) return UNKNOWN;
@@ -72,24 +66,18 @@ export function clock(seconds, decimals = 0) {
   return `${seconds < 0 && ticks ? "-" : ""}${hours ? `${hours}:${two(minutes)}` : minutes}:${two(whole % 60)}${fraction}`;
 }
 
-// Formats a telemetry reading in the unit of its chart.
-export function reading(value, unit) {
-  if (value == null) return UNKNOWN;
-  if (unit === "percent") return share(value / 100);
-  if (unit === "bytes") return byteSize(value);
-  if (unit === "bytes_per_s") return `${byteSize(value)}/s`;
-  return `${significant(value, true)} ${{ watts: "W", joules: "J", celsius: "°C", megahertz: "MHz" }[unit]}`;
-}
-
-const WRITTEN = {
-  ms: duration, bytes: byteSize, share, flops: flopCount, count, number: (value) => significant(value),
-  ratio: (value) => (value == null ? UNKNOWN : `${significant(value)} ×`),
-  ...Object.fromEntries(["watts", "joules", "celsius", "megahertz"].map((unit) => [unit, (value) => reading(value, unit)])),
-  "bytes/s": (value) => (value == null ? UNKNOWN : `${byteSize(value)}/s`), "flops/s": flopRate, "/s": (value) => rate(value, ""),
-};
+const SYMBOLS = { watts: "W", joules: "J", celsius: "°C", megahertz: "MHz" };
+const WRITTEN = { ms: duration, bytes: byteSize, share, flops: flopCount, count, ratio: (value) => `${significant(value)} ×` };
 
 // Formats a number in one of the units of perfnb.draw.document.
 export function inUnit(value, unit) {
-  const written = WRITTEN[unit] ?? (unit.endsWith("/s") ? (number) => rate(number, unit.slice(0, -2)) : significant);
-  return written(value).replace(/^-/, "−");
+  if (value == null) return UNKNOWN;
+  const thing = unit.replace(/\/s$/, "");
+  let text = thing === unit ? significant(value) : rate(value, thing);
+  if (unit in SYMBOLS) text = `${significant(value, true)} ${SYMBOLS[unit]}`;
+  else if (thing in WRITTEN) text = WRITTEN[thing](value) + unit.slice(thing.length);
+  return text.replace(/^-/, "−");
 }
+
+// Formats a telemetry reading in the unit of its chart.
+export const reading = (value, unit) => (unit === "percent" && value != null ? share(value / 100) : inUnit(value, unit.replace("_per_s", "/s")));

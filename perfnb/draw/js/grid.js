@@ -1,5 +1,5 @@
 // Tables. A grid has many rows, flat or nested, that can be sorted, filtered, opened and closed; only visible rows are
-// drawn. It can have a search box and a details panel. There is also a small table of figures.
+// drawn. A panel next to or below it describes the selected row. There is also a small table of figures.
 import { closeButton, columnHead, h, holdsFocus, searchInput } from "./dom.js";
 import { grouped } from "./format.js";
 
@@ -10,30 +10,37 @@ const SPARE_ROWS = 20;
 const LEAST_WIDTH = 190;
 
 export class Grid {
-  // columns: {key, head, title, width, least, drop, text, value(i), draw(i, query)}; rows: {parent, words(i), pinned(i)}
-  constructor({ label, columns, rows, onSelect, rowClass = () => "" }) {
-    Object.assign(this, { columns, rows, onSelect, rowClass });
-    this.size = rows.parent.length;
+  // columns: {head, title, width, least, drop, text, value(i), draw(i, query)}; rows: {parent, words(i), pinned(i)}
+  // `describe(i)` returns the content of the panel. `before` and `after` are placed around the search box, which shows
+  // how many rows match. `noun` names several rows.
+  constructor({ label, noun, columns, rows, describe, before, after, searched }) {
+    Object.assign(this, { noun, columns, rows, describe });
     this.nested = rows.parent.some((parent) => parent >= 0);
-    this.children = Array.from({ length: this.size }, () => []);
+    this.children = rows.parent.map(() => []);
     this.roots = [];
-    rows.parent.forEach((parent, i) => (parent < 0 ? this.roots : this.children[parent]).push(i));
     this.level = [];
-    rows.parent.forEach((parent) => this.level.push(parent < 0 ? 1 : this.level[parent] + 1));
+    rows.parent.forEach((parent, i) => {
+      (parent < 0 ? this.roots : this.children[parent]).push(i);
+      this.level.push(parent < 0 ? 1 : this.level[parent] + 1);
+    });
     this.open = new Set();
     this.filter = null;
     this.sort = null;
     this.current = -1;
     this.selected = -1;
     this.head = h("thead");
-    this.body = h("tbody");
+    this.body = h("tbody", { click: (event) => this.clicked(event), keydown: (event) => this.keyed(event) });
     this.cols = h("colgroup");
     this.table = h("table", { role: this.nested ? "treegrid" : "grid", "aria-label": label }, this.cols, this.head, this.body);
-    this.element = h("div", { class: "pf-scroll", tabindex: "-1" }, this.table);
-    this.element.addEventListener("scroll", () => this.draw(false));
-    this.body.addEventListener("click", (event) => this.clicked(event));
-    this.body.addEventListener("keydown", (event) => this.keyed(event));
-    new ResizeObserver(() => this.fit()).observe(this.element);
+    this.scroller = h("div", { class: "pf-scroll", tabindex: "-1", scroll: () => this.draw(false) }, this.table);
+    this.input = searchInput(`Search ${noun}`);
+    this.input.addEventListener("input", () => this.search(this.input.value));
+    this.status = h("span", { class: "pf-status", role: "status" });
+    this.panel = h("aside", { class: "pf-details", "aria-label": "Details", hidden: true, keydown: (event) => event.key === "Escape" && this.close() });
+    this.element = h("div", { class: "pf-view" },
+      h("div", { class: "pf-toolbar" }, before, searched && h("span", { class: "pf-search" }, this.input, this.status), after),
+      h("div", { class: "pf-split" }, this.scroller, this.panel));
+    new ResizeObserver(() => this.fit()).observe(this.scroller);
     this.fit();
     this.update();
   }
@@ -42,7 +49,7 @@ export class Grid {
   fit() {
     const needed = ({ width, least = LEAST_WIDTH }) => width ?? least;
     const total = (columns) => columns.reduce((sum, column) => sum + needed(column), 0);
-    let spare = (this.element.clientWidth || 1000) - total(this.columns);
+    let spare = (this.scroller.clientWidth || 1000) - total(this.columns);
     const dropped = new Set();
     for (const column of this.columns.filter(({ drop }) => drop).sort((a, b) => a.drop - b.drop)) {
       if (spare >= 0) break;
@@ -73,42 +80,28 @@ export class Grid {
   // The first click sorts heaviest first (text from A), the second reverses, the third restores the order.
   sortBy(column) {
     const first = column.text ? 1 : -1;
-    if (this.sort?.column !== column) this.sort = { column, direction: first };
-    else this.sort = this.sort.direction === first ? { column, direction: -first } : null;
-    const at = this.shown.indexOf(column);
+    const isFirst = this.sort?.column !== column;
+    this.sort = isFirst || this.sort.direction === first ? { column, direction: isFirst ? first : -first } : null;
     this.drawHead();
     this.update();
-    this.head.querySelectorAll("button")[at]?.focus();
-  }
-
-  // Puts the heaviest rows first.
-  sortDown(column) {
-    if (!column) return;
-    this.sort = { column, direction: -1 };
-    this.drawHead();
-    this.update();
+    this.head.querySelectorAll("button")[this.shown.indexOf(column)]?.focus();
   }
 
   sorted(siblings) {
     if (!this.sort) return siblings;
     const { column: { value }, direction } = this.sort;
-    const pinned = this.rows.pinned ?? (() => false);
-    const order = (a, b) => {
-      if (pinned(a) || pinned(b)) return pinned(a) - pinned(b) || a - b;
-      const [x, y] = [value(a), value(b)];
-      if (x == null || y == null) return (x == null) - (y == null) || a - b;
-      return (x < y ? -direction : x > y ? direction : 0) || a - b;
-    };
-    return [...siblings].sort(order);
+    const rank = (i) => (this.rows.pinned(i) ? 2 : value(i) == null ? 1 : 0);
+    const order = (x, y) => (x < y ? -direction : x > y ? direction : 0);
+    return [...siblings].sort((a, b) => rank(a) - rank(b) || (rank(a) === 0 && order(value(a), value(b))) || a - b);
   }
 
   // Keeps the rows whose words contain `query`, their ancestors, and all rows inside them.
   search(query) {
     this.query = query.trim().toLowerCase();
     this.filter = null;
-    let matches = this.size;
+    this.status.textContent = "";
     if (this.query) {
-      const { parent, words } = this.rows;
+      const { parent, words, pinned } = this.rows;
       const found = parent.map((_, i) => words(i, this.query).toLowerCase().includes(this.query));
       const open = new Set();
       found.forEach((hit, i) => {
@@ -116,13 +109,11 @@ export class Grid {
       });
       const within = [];
       for (const up of parent) within.push(up >= 0 && (found[up] || within[up]));
-      const keep = found.map((hit, i) => hit || within[i] || open.has(i));
-      matches = found.filter(Boolean).length;
-      this.filter = { found, keep, open };
+      this.filter = { found, open, keep: found.map((hit, i) => hit || within[i] || open.has(i)) };
+      this.status.textContent = `${grouped(found.filter(Boolean).length)} of ${grouped(parent.filter((_, i) => !pinned(i)).length)} ${this.noun}`;
     }
-    this.element.scrollTop = 0;
+    this.scroller.scrollTop = 0;
     this.update();
-    return matches;
   }
 
   get opened() {
@@ -151,19 +142,16 @@ export class Grid {
 
   draw(anew) {
     const total = this.order.length;
-    let [from, to] = [0, total];
-    if (total > DRAW_ALL_BELOW) {
-      const top = Math.floor(this.element.scrollTop / ROW_HEIGHT);
-      const seen = Math.ceil((this.element.clientHeight || 500) / ROW_HEIGHT);
-      const missing = top < this.from || top + seen > this.to;
-      if (!anew && !missing) return;
-      [from, to] = [Math.max(0, top - SPARE_ROWS), Math.min(total, top + seen + SPARE_ROWS)];
-    } else if (!anew) return;
+    const isLong = total > DRAW_ALL_BELOW;
+    const top = Math.floor(this.scroller.scrollTop / ROW_HEIGHT);
+    const bottom = top + Math.ceil((this.scroller.clientHeight || 500) / ROW_HEIGHT);
+    if (!anew && !(isLong && (top < this.from || bottom > this.to))) return;
+    const [from, to] = isLong ? [Math.max(0, top - SPARE_ROWS), Math.min(total, bottom + SPARE_ROWS)] : [0, total];
     const focused = holdsFocus(this.body);
-    [this.from, this.to] = [from, to];
+    Object.assign(this, { from, to });
     const spacer = (rows) => h("tr", { class: "pf-space", "aria-hidden": "true", style: `height:${rows * ROW_HEIGHT}px` });
     const drawn = this.order.slice(from, to).map((i, at) => this.row(i, from + at));
-    if (!total) drawn.push(h("tr", {}, h("td", { colspan: this.shown.length, class: "pf-text pf-none" }, "No matches.")));
+    if (!total) drawn.push(h("tr", {}, h("td", { colspan: this.shown.length, class: "pf-text pf-quiet" }, "No matches.")));
     this.body.replaceChildren(spacer(from), ...drawn, spacer(total - to));
     if (focused) this.rowOf(this.current)?.focus({ preventScroll: true });
   }
@@ -172,16 +160,16 @@ export class Grid {
     const inside = this.kept(this.children[i]).length > 0;
     const props = {
       role: "row", "aria-rowindex": at + 2, "data-row": i, tabindex: i === this.current ? 0 : -1,
-      "aria-selected": String(i === this.selected), class: this.rowClass(i, at === 0 || this.order[at - 1]),
+      "aria-selected": String(i === this.selected), class: this.rows.pinned(i) ? "pf-special" : "",
       "aria-level": this.nested ? this.level[i] : null,
       "aria-expanded": inside ? String(this.opened.has(i)) : null,
     };
     const cells = this.shown.map((column, c) => {
       const content = column.draw(i, this.filter?.found[i] ? this.query : "");
       if (c > 0) return h("td", { role: "gridcell", class: column.text ? "pf-text" : "" }, content);
-      const twisty = this.nested && h("span", { class: inside ? "pf-twisty" : "pf-leaf", "aria-hidden": "true" });
-      const indent = this.nested ? `padding-left:${Math.min(16 * (this.level[i] - 1), 240) + 4}px` : "";
-      return h("th", { scope: "row", role: "rowheader", class: "pf-text", style: indent }, twisty || null, content);
+      const indent = this.nested && `padding-left:${Math.min(16 * (this.level[i] - 1), 240) + 4}px`;
+      return h("th", { scope: "row", role: "rowheader", class: "pf-text", style: indent },
+        this.nested && h("span", { class: inside ? "pf-twisty" : "pf-leaf", "aria-hidden": "true" }), content);
     });
     return h("tr", props, cells);
   }
@@ -199,7 +187,7 @@ export class Grid {
 
   setOpen(rows) {
     this.opened.clear();
-    for (const i of rows) this.opened.add(i);
+    rows.forEach((i) => this.opened.add(i));
     this.update();
   }
 
@@ -210,9 +198,9 @@ export class Grid {
     this.rowOf(this.current)?.setAttribute("tabindex", "-1");
     this.current = i;
     const top = this.place.get(i) * ROW_HEIGHT;
-    const room = this.element.clientHeight - this.head.offsetHeight - ROW_HEIGHT;
-    if (top < this.element.scrollTop) this.element.scrollTop = top;
-    else if (top > this.element.scrollTop + room) this.element.scrollTop = top - room;
+    const room = this.scroller.clientHeight - this.head.offsetHeight - ROW_HEIGHT;
+    if (top < this.scroller.scrollTop) this.scroller.scrollTop = top;
+    else if (top > this.scroller.scrollTop + room) this.scroller.scrollTop = top - room;
     this.draw(false);
     const row = this.rowOf(i);
     row?.setAttribute("tabindex", "0");
@@ -223,7 +211,24 @@ export class Grid {
     this.rowOf(this.selected)?.setAttribute("aria-selected", "false");
     this.selected = i;
     this.rowOf(i)?.setAttribute("aria-selected", "true");
-    this.onSelect?.(i);
+    this.panel.replaceChildren(closeButton(() => this.close()), ...this.describe(i).flat(Infinity).filter(Boolean));
+    this.panel.hidden = false;
+    this.panel.scrollTop = 0;
+  }
+
+  close() {
+    this.panel.hidden = true;
+    this.rowOf(this.selected)?.setAttribute("aria-selected", "false");
+    this.go(this.selected);
+    this.selected = -1;
+  }
+
+  // Selects a row, even if the search hides it.
+  reveal(i) {
+    this.input.value = "";
+    if (this.filter) this.search("");
+    this.go(i);
+    this.select(i);
   }
 
   clicked(event) {
@@ -243,7 +248,7 @@ export class Grid {
     if (at == null || event.altKey || event.ctrlKey || event.metaKey || !event.target.closest("tr[data-row]")) return;
     const i = this.current;
     const isOpen = this.opened.has(i) && this.kept(this.children[i]).length > 0;
-    const page = Math.max(1, Math.floor(this.element.clientHeight / ROW_HEIGHT) - 2);
+    const page = Math.max(1, Math.floor(this.scroller.clientHeight / ROW_HEIGHT) - 2);
     const last = this.order.length - 1;
     const moves = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: last, PageDown: at + page, PageUp: at - page };
     if (event.key in moves) this.go(this.order[Math.min(last, Math.max(0, moves[event.key]))]);
@@ -257,50 +262,10 @@ export class Grid {
   }
 }
 
-// A grid with a search box that shows how many rows match, and a details panel beside or below it for the selected row.
-// `before` and `after` are placed around the search box in the toolbar. `describe(i)` returns the panel's content.
-export function searchGrid({ words, size, noun, before, after, describe, unsearched = false, ...options }) {
-  const grid = new Grid({ ...options, onSelect: (i) => show(i) });
-  const status = h("span", { class: "pf-status", role: "status" });
-  const input = searchInput(words);
-  const search = () => {
-    const matches = grid.search(input.value);
-    status.textContent = input.value.trim() ? `${grouped(matches)} of ${grouped(size)} ${noun}` : "";
-  };
-  input.addEventListener("input", search);
-  const panel = h("aside", { class: "pf-details", "aria-label": "Details", hidden: true });
-  const close = () => {
-    panel.hidden = true;
-    const row = grid.selected;
-    grid.selected = -1;
-    grid.draw(true);
-    if (row >= 0) grid.go(row);
-  };
-  const show = (i) => {
-    panel.replaceChildren(closeButton(close), ...describe(i).flat(Infinity).filter(Boolean));
-    panel.hidden = false;
-    panel.scrollTop = 0;
-  };
-  panel.addEventListener("keydown", (event) => event.key === "Escape" && close());
-  const toolbar = h("div", { class: "pf-toolbar" }, before, !unsearched && h("span", { class: "pf-search" }, input, status), after);
-  // Selects a row, even if the search hides it.
-  const reveal = (i) => {
-    if (input.value) {
-      input.value = "";
-      search();
-    }
-    grid.go(i);
-    grid.select(i);
-  };
-  return { grid, reveal, element: h("div", { class: "pf-view" }, toolbar, h("div", { class: "pf-split" }, grid.element, panel)) };
-}
-
-// A small table of figures in the details panel.
-export function smallTable(label, heads, rows) {
-  const narrow = { Direction: 92, Calls: 50, "Self CPU": 74, GPU: 74, Kind: 112, Track: 150, Start: 78, Duration: 78, Events: 78, Busy: 78, Share: 66 };
-  const cell = (tag, content, i) => h(tag, { scope: tag === "th" ? (i ? "col" : "row") : null, class: i < heads.text ? "pf-text" : "" }, content);
+// A small table of figures in the details panel. The first `text` columns contain words.
+export function smallTable(label, { words, text }, rows) {
+  const cell = (content, i) => h(i ? "td" : "th", { scope: i ? null : "row", class: i < text ? "pf-text" : "" }, content);
   return h("table", { class: "pf-small", "aria-label": label },
-    h("colgroup", {}, (heads.widths ?? heads.words.map((word) => narrow[word])).map((width) => h("col", { style: width ? `width:${width}px` : "" }))),
-    h("thead", {}, h("tr", {}, heads.words.map((word, i) => columnHead(word, i < heads.text)))),
-    h("tbody", {}, rows.map((row) => h("tr", {}, row.map((content, i) => cell(i ? "td" : "th", content, i))))));
+    h("thead", {}, h("tr", {}, words.map((word, i) => columnHead(word, i < text)))),
+    h("tbody", {}, rows.map((row) => h("tr", {}, row.map(cell)))));
 }

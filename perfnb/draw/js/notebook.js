@@ -3,7 +3,6 @@ import { h } from "./dom.js";
 
 // Hides the static twin while the live report is displayed. The twin reappears when the report is removed.
 function hideTwin(id) {
-  if (!/^[\w-]+$/.test(id)) return () => {};
   const twin = `.perfnb-static-${id}`;
   const rule = h("style", {}, `${twin}, .jp-OutputArea-child:has(${twin}) { display: none !important; }`);
   document.head.append(rule);

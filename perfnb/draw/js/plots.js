@@ -1,6 +1,6 @@
 // Draws the bars, effects and charts of documents.
 import { drawnToFit, legendOf, levelRules, logTicks, namesBeside, niceTicks, patternFills, roundNumber, swatch, textWidth, uprightRules } from "./chart.js";
-import { columnHead, drawn, figure, h } from "./dom.js";
+import { columnHead, drawn, figure, h, linkTo } from "./dom.js";
 import { inUnit, share } from "./format.js";
 
 // Draws each measurement as a dot, in order, which makes drift and outliers visible.
@@ -15,34 +15,26 @@ export function valueDots(samples, unit, interval) {
     drawn("title", {}, words), band, known.map((value, i) => drawn("circle", { cx: 3 + (98 * i) / (known.length - 1), cy: y(value), r: 1.6 })));
 }
 
-// Draws stacked bars on one scale. The part under the pointer is highlighted together with its word. If the table of
-// layers has a column with the same name, a click sorts the layers by that column.
+// Draws stacked bars on one scale. If the table of layers has a column with the name of a part, a click on it sorts the
+// layers by that column.
 export function bars(section, context) {
-  const totals = section.bars.map((bar) => bar.parts.reduce((sum, part) => sum + part.value, 0));
-  const longest = Math.max(...totals, 0);
-  if (!(longest > 0)) return null;
-  const words = ({ mark, value }, total) => `${mark.word} ${inUnit(value, section.unit)}, ${share(value / total)}`;
-  const all = section.bars.flatMap(({ parts }) => parts);
-  const held = new Set(all.filter(({ value }) => value > 0).map(({ mark }) => mark.word));
-  const marks = new Map(all.filter(({ mark }) => held.has(mark.word)).map(({ mark }) => [mark.word, mark]));
-  const light = (word, on) => [...holder.querySelectorAll("[data-part]")].forEach((part) => part.classList.toggle("pf-lit", on && part.dataset.part === word));
+  const stacks = section.bars.map(({ label, parts }) => ({ label, parts: parts.filter(({ value }) => value > 0), total: parts.reduce((sum, { value }) => sum + value, 0) }));
+  const longest = Math.max(0, ...stacks.map(({ total }) => total));
+  if (!longest) return null;
+  const amount = (value) => inUnit(value, section.unit);
+  const sums = new Map();
+  for (const { mark, value } of stacks.flatMap(({ parts }) => parts)) sums.set(mark.word, { mark, value: value + (sums.get(mark.word)?.value ?? 0) });
+  const words = ({ mark, value }, total) => `${mark.word} ${amount(value)}, ${share(value / total)}`;
+  const stack = ({ parts, total }) => h("div", { class: "pf-phases", role: "img", style: `width:${(100 * total) / longest}%`, "aria-label": parts.map((part) => words(part, total)).join("; ") },
+    parts.map((part) => h("i", { class: `pf-${part.mark.pattern}`, title: words(part, total), style: `background-color:${part.mark.colour};flex-grow:${part.value / total}` })));
+  const only = stacks.length === 1;
+  const rows = stacks.map((bar) => (only ? stack(bar) : h("div", { class: "pf-bar-row" },
+    h("span", { class: "pf-bar-label", title: bar.label }, bar.label), h("div", { class: "pf-bar-track" }, stack(bar)), h("b", {}, figure(amount(bar.total))))));
   const sorts = (word) => context?.table("layers")?.columns.some(({ head }) => head === word);
-  const click = (word) => sorts(word) && { class: "pf-link", type: "button", title: `Sort the layers by ${word}`, click: () => context.reveal("layers", { sortBy: word }) };
-  const hover = (word) => ({ "data-part": word, pointerenter: () => light(word, true), pointerleave: () => light(word, false) });
-  const stack = ({ parts }, total) => h("div", { class: "pf-phases", role: "img", style: `width:${(100 * total) / longest}%`,
-    "aria-label": parts.filter(({ value }) => value > 0).map((part) => words(part, total)).join("; ") },
-    parts.filter(({ value }) => value > 0).map((part) => h("i", { class: `pf-${part.mark.pattern}`, title: words(part, total), ...hover(part.mark.word),
-      style: `background-color:${part.mark.colour};flex-grow:${part.value / total}` })));
-  const only = section.bars.length === 1;
-  const rows = section.bars.map((bar, i) => (only ? stack(bar, totals[i]) : h("div", { class: "pf-bar-row" },
-    h("span", { class: "pf-bar-label", title: bar.label }, bar.label), h("div", { class: "pf-bar-track" }, stack(bar, totals[i])), h("b", {}, figure(inUnit(totals[i], section.unit))))));
-  const entry = (mark) => {
-    const value = only && section.bars[0].parts.filter((part) => part.mark.word === mark.word).reduce((sum, part) => sum + part.value, 0);
-    return h("li", hover(mark.word), swatch(mark), h(sorts(mark.word) ? "button" : "span", click(mark.word) || { class: "pf-word" }, mark.word),
-      only && h("b", {}, figure(share(value / totals[0]))), only && h("span", { class: "pf-quiet" }, figure(inUnit(value, section.unit))));
-  };
-  const holder = h("div", {}, rows, h("ul", { class: "pf-legend" }, [...marks.values()].map(entry)));
-  return holder;
+  const entry = ({ mark, value }) => h("li", {}, swatch(mark),
+    sorts(mark.word) ? linkTo(mark.word, `Sort the layers by ${mark.word}`, () => context.reveal("layers", { sortBy: mark.word })) : h("span", { class: "pf-word" }, mark.word),
+    only && h("b", {}, figure(share(value / longest))), only && h("span", { class: "pf-quiet" }, figure(amount(value))));
+  return h("div", {}, rows, h("ul", { class: "pf-legend" }, [...sums.values()].map(entry)));
 }
 
 // Draws ratios as dots with intervals, on a logarithmic scale with 1 × in the middle, like
@@ -58,12 +50,11 @@ export function effects(section) {
     band && h("i", { class: "pf-same", style: `left:${band[0]}%;width:${band[1] - band[0]}%` }), h("i", { class: "pf-one" }),
     interval && h("i", { class: "pf-spread", style: `left:${at(Math.max(interval[0], 1e-9))}%;right:${100 - at(Math.max(interval[1], 1e-9))}%` }),
     h("i", { class: "pf-at", style: `left:${at(ratio)}%` }));
-  // Below the row, a narrow page does not hide it.
-  const detail = (words) => h("tr", { class: "pf-below" }, h("td", { colspan: 4, class: "pf-text pf-quiet pf-wraps" }, words));
+  // Details are below their row, because a narrow page would hide them to the right of it.
   const row = (effect) => [h("tr", {},
     h("th", { scope: "row", class: "pf-text" }, h("span", { class: "pf-name", title: effect.label }, effect.label)),
-    h("td", {}, figure(effect.words)), h("td", {}, effect.ratio > 0 && scale(effect)),
-    h("td", { class: "pf-text" }, effect.verdict)), effect.detail && detail(effect.detail)];
+    h("td", {}, figure(effect.words)), h("td", {}, effect.ratio > 0 && scale(effect)), h("td", { class: "pf-text" }, effect.verdict)),
+  effect.detail && h("tr", { class: "pf-below" }, h("td", { colspan: 4, class: "pf-text pf-quiet pf-wraps" }, effect.detail))];
   const note = section.same_within != null && h("p", { class: "pf-quiet" }, `1 × is the baseline. Ratios within ${share(section.same_within)} of it, in the band, count as the same.`);
   return [h("div", { class: "pf-wide" }, h("table", { class: "pf-effects", "aria-label": section.title },
     h("thead", {}, h("tr", {}, columnHead(section.head, true), columnHead("ratio"), columnHead("faster or less ← 1 × → slower or more", true), columnHead("verdict", true))),
@@ -98,7 +89,7 @@ function scaleOf({ unit, log }, values, [from, to], wanted, floor) {
 
 // A chart with two axes, which is redrawn to fit. `shapes` is called with the functions that place numbers, and returns
 // the elements to draw.
-export function plotted({ title, x, y, xs, ys, floor, height = FRAME.height }, marks, shapes) {
+function plotted({ title, x, y, xs, ys, floor, height = FRAME.height }, marks, shapes) {
   const holder = h("div", { class: "pf-chart" });
   const lowest = FRAME.top + height;
   drawnToFit(holder, (width) => {
@@ -119,7 +110,7 @@ const known = (values) => (values ?? []).filter((value) => value != null);
 const SERIES_DASHES = ["", "7 4", "2 3", "9 3 2 3"];
 
 // Stacked lines become areas between the sums.
-export function stackedLines(at, lines) {
+function stackedLines(at, lines) {
   let below = at.map(() => 0);
   return lines.map((line) => {
     const low = below;
@@ -128,23 +119,24 @@ export function stackedLines(at, lines) {
   });
 }
 
-export const pointsOf = (at, values, x, y) => values.map((value, i) => (value == null ? null : `${x(at[i]).toFixed(1)},${Math.max(FRAME.top, y(value)).toFixed(1)}`)).filter(Boolean);
-export const areaOf = (at, line, x, y, props) => drawn("path", { ...props, d: `M${[...pointsOf(at, line.high, x, y), ...pointsOf(at, line.low, x, y).reverse()].join("L")}Z` });
+const pointsOf = (at, values, x, y) => values.map((value, i) => (value == null ? null : `${x(at[i]).toFixed(1)},${Math.max(FRAME.top, y(value)).toFixed(1)}`)).filter(Boolean);
+const areaOf = (at, line, x, y, props) => drawn("path", { ...props, d: `M${[...pointsOf(at, line.high, x, y), ...pointsOf(at, line.low, x, y).reverse()].join("L")}Z` });
 
 // Draws the events during a series below the chart, with a label if there is enough space for it.
-export function spansBelow(spans, x, lowest, fills, words = (mark) => mark.word) {
+function spansBelow(spans, x, lowest, fills, unit) {
   let free = -Infinity;
   return spans.map(([mark, begin, end], i) => {
     const [from, to, wide] = [x(begin), x(end), textWidth(mark.word)];
     const fits = to - from >= wide && (from + to - wide) / 2 > free;
     if (fits) free = (from + to + wide) / 2 + 6;
-    return drawn("g", { class: "pf-span" }, drawn("title", {}, words(mark, begin, end)),
+    return drawn("g", { class: "pf-span" }, drawn("title", {}, `${mark.word}: ${inUnit(begin, unit)} to ${inUnit(end, unit)}`),
       drawn("rect", { x: from, y: lowest + 1, width: Math.max(1, to - from - 1), height: 7, fill: fills[i], rx: 1.5 }),
       fits && drawn("text", { x: (from + to) / 2, y: lowest + 36, "text-anchor": "middle" }, mark.word));
   });
 }
 
-export function series(section) {
+// `overlay` returns an element to draw on top. It is called with the functions that place numbers after each redraw.
+export function series(section, { overlay, height } = {}) {
   const { at, levels, spans } = section;
   const lines = section.stacked ? stackedLines(at, section.lines) : section.lines;
   const values = [...known(lines.flatMap((line) => line.values)), ...Object.values(levels)];
@@ -159,11 +151,12 @@ export function series(section) {
         drawn("path", { fill: "none", stroke: line.mark.colour, "stroke-width": 1.8, "stroke-dasharray": SERIES_DASHES[i % SERIES_DASHES.length], d: `M${pointsOf(at, line.values, x, y).join("L")}` }),
         known(line.values).length <= 60 && line.values.map((value, k) => value != null && drawn("circle", { cx: x(at[k]), cy: y(value), r: 2.6, fill: line.mark.colour },
           drawn("title", {}, `${line.mark.word} ${inUnit(value, section.y.unit)} at ${inUnit(at[k], section.x.unit)}`)))]]),
-    spansBelow(spans, x, lowest, fills.slice(marks.length)),
+    spansBelow(spans, x, lowest, fills.slice(marks.length), section.x.unit),
     Object.entries(levels).map(([name, value]) => [drawn("line", { class: "pf-level", x1: FRAME.left, x2: right, y1: y(value), y2: y(value) }),
-      drawn("text", { class: "pf-halo", x: right, y: y(value) - 4, "text-anchor": "end" }, name.length > 60 ? `${name.slice(0, 59)}…` : name)])];
+      drawn("text", { class: "pf-halo", x: right, y: y(value) - 4, "text-anchor": "end" }, name.length > 60 ? `${name.slice(0, 59)}…` : name)]),
+    overlay?.(x, y, [right, lowest])];
   const x = spans.length ? { ...section.x, label: "" } : section.x; // their words stand there
-  const chart = { title: section.title, x, y: section.y, xs: at, ys, floor: section.y.log ? undefined : 0 };
+  const chart = { title: section.title, x, y: section.y, xs: at, ys, floor: section.y.log ? undefined : 0, height };
   return [legend(marks), plotted(chart, [...marks, ...spans.map(([mark]) => mark)], draw)];
 }
 

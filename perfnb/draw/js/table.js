@@ -3,15 +3,15 @@
 import { swatch } from "./chart.js";
 import { copyButton, factRows, figure, h, linkTo, marked, saveButton } from "./dom.js";
 import { grouped, inUnit } from "./format.js";
-import { searchGrid, smallTable } from "./grid.js";
+import { Grid, smallTable } from "./grid.js";
 
 // Flat tables with fewer rows do not need a search box.
 const SEARCHED_FROM = 12;
 
 const isObject = (cell) => cell != null && typeof cell === "object";
 // The number by which a cell is sorted, and the text that it displays.
-export const numberIn = (cell) => (isObject(cell) ? cell.number ?? null : typeof cell === "number" ? cell : null);
-export function textIn(cell, unit) {
+const numberIn = (cell) => (isObject(cell) ? cell.number ?? null : typeof cell === "number" ? cell : null);
+function textIn(cell, unit) {
   if (isObject(cell)) return cell.word ?? cell.words ?? inUnit(cell.number, unit);
   return typeof cell === "string" || unit === "text" ? String(cell ?? "") : inUnit(cell, unit);
 }
@@ -38,7 +38,7 @@ function gridColumn(section, c, most, searched) {
   const { head, unit, priority, bar } = column;
   const text = unit === "text";
   return {
-    key: String(c), head, title: column.help || head, text, drop: priority ? 1000 - priority : 0,
+    head, title: column.help || head, text, drop: priority ? 1000 - priority : 0,
     width: c === 0 && searched ? undefined : widthOf(column, rows.map((row) => row[c]), c ? undefined : MOST_NAME) + (bar ? 74 : 0),
     value: (i) => (text ? textIn(rows[i][c], unit).toLowerCase() : numberIn(rows[i][c])),
     draw: (i, query) => {
@@ -78,15 +78,13 @@ function innerTable(inner, belongs, context) {
     if (c > 0 || !context.has(inner.selects)) return h("span", { class: "pf-name", title: words }, words);
     return linkTo(words, `Show ${words}`, () => context.reveal(inner.selects, words));
   };
-  return smallTable(inner.title, { words: held.map((c) => inner.columns[c].head), text: texts, widths: held.map((c) => (c === 0 ? null : 84)) },
-    listed.slice(0, 300).map((row) => held.map((c) => cell(row, c))));
+  return smallTable(inner.title, { words: held.map((c) => inner.columns[c].head), text: texts }, listed.slice(0, 300).map((row) => held.map((c) => cell(row, c))));
 }
 
-const plural = (noun) => `${noun.replace(/(?<=[^aeiou])y$/, "ie")}s`;
 const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
 
 export function tableSection(section, context) {
-  const { columns, rows, nesting, tail, details, inner, noun, title } = section;
+  const { columns, rows, nesting, tail, details, inner, noun, title, names, selects } = section;
   if (!rows.length) return null;
   const body = rows.length - tail;
   const searched = nesting != null || rows.length >= SEARCHED_FROM;
@@ -94,68 +92,57 @@ export function tableSection(section, context) {
   const barred = columns.findIndex(({ bar }) => bar);
   const most = barred < 0 ? 0 : Math.max(0, ...rows.slice(0, body).map((row) => numberIn(row[barred]) ?? 0));
   const held = columns.map((_, c) => c).filter((c) => c === 0 || rows.some((row) => isKnown(row[c])));
-  const special = (i) => i >= body;
-  const path = (i) => {
-    const parts = [];
-    for (let up = i; up >= 0; up = parent[up]) parts.unshift(textIn(rows[up][0], "text"));
-    return nesting ? parts.join(".") : parts[0];
-  };
-  const within = (i) => {
-    const inside = new Uint8Array(rows.length);
-    inside[i] = 1;
-    for (let j = i + 1; j < inside.length; j += 1) if (parent[j] >= 0) inside[j] = inside[parent[j]];
-    return inside;
-  };
+  const nameOf = (i) => textIn(rows[i][0], "text");
+  const path = (i) => (parent[i] < 0 ? nameOf(i) : `${path(parent[i])}.${nameOf(i)}`);
+  const isWithin = (row, i) => row === i || (row > i && isWithin(parent[row], i));
   const describe = (i) => {
     const holder = h("div");
-    const nested = view.grid.children[i].length > 0;
-    const fill = (all) => {
-      const inside = all ? within(i) : null;
-      holder.replaceChildren(innerTable(inner, (row) => (inside ? inside[row] === 1 : row === i), context));
-    };
+    const nested = parent.includes(i);
+    const fill = (all) => holder.replaceChildren(innerTable(inner, (row) => (all ? isWithin(row, i) : row === i), context));
     if (inner) fill(nested);
-    const heading = section.names?.[i] ?? path(i);
-    const whole = heading.endsWith(textIn(rows[i][0], "text"));  // the full name of what the first column names
+    const heading = names?.[i] ?? path(i);
+    const whole = heading.endsWith(nameOf(i));  // the full name of what the first column names
     const known = columns.map((column, c) => [column, rows[i][c]]).slice(whole ? 1 : 0).filter(([column, cell]) => isKnown(cell) && (column.unit !== "text" || textIn(cell, "text").length < 40));
     return [
       h("h3", {}, heading), details?.[i] && h("p", {}, details[i]),
       factRows(known.map(([column, cell]) => [column.head, figure(textIn(cell, column.unit))])),
-      (section.selects || []).filter(([key]) => context.has(key)).map(([key, words]) => h("p", { class: "pf-buttons" },
-        h("button", { type: "button", click: () => context.reveal(key, whole ? heading : textIn(rows[i][0], "text")) }, words))),
+      selects.filter(([key]) => context.has(key)).map(([key, words]) => h("p", { class: "pf-buttons" },
+        h("button", { type: "button", click: () => context.reveal(key, whole ? heading : nameOf(i)) }, words))),
       inner && h("div", { class: "pf-ops-head" }, h("h4", {}, inner.title),
         nested && h("label", {}, h("input", { type: "checkbox", checked: true, change: (event) => fill(event.target.checked) }), `including ${noun}s inside`)),
       inner && holder,
     ];
   };
-  const lines = () => [held.map((c) => columns[c].head), ...view.grid.order.map((i) => held.map((c) => (c === 0 ? path(i) : textIn(rows[i][c], columns[c].unit))))];
-  const numbers = () => [held.map((c) => columns[c].head), ...rows.map((row, i) => held.map((c) => (c === 0 ? path(i) : String(numberIn(row[c]) ?? textIn(row[c], "text")))))];
+  const listed = (order, write) => [held.map((c) => columns[c].head), ...order.map((i) => held.map((c) => (c === 0 ? path(i) : write(rows[i][c], columns[c].unit))))];
+  const lines = () => listed(grid.order, textIn).map((line) => line.join("\t")).join("\n");
+  const numbers = () => listed([...rows.keys()], (cell) => String(numberIn(cell) ?? textIn(cell, "text"))).map((line) => line.map(quoted).join(",")).join("\n");
   const containers = [...new Set(parent)].filter((i) => i >= 0);
-  const opens = (word, help, open) => h("button", { type: "button", title: help, click: () => view.grid.setOpen(open) }, word);
+  const opens = (word, help, open) => h("button", { type: "button", title: help, click: () => grid.setOpen(open) }, word);
   const tools = h("span", { class: "pf-buttons" },
     containers.length > 0 && [nesting.path.length > 0 && opens("Heaviest path", `Open the path to the heaviest ${noun}, close the others`, nesting.path),
       opens("Open all", `Open every ${noun}`, containers), opens("Close all", `Close every ${noun}`, [])],
-    copyButton(() => lines().map((line) => line.join("\t")).join("\n"), "Copy the rows as tab-separated text"),
-    saveButton(() => numbers().map((line) => line.map(quoted).join(",")).join("\n"), `${noun}s.csv`, "Save all rows as CSV, with numbers in full", "CSV"));
+    copyButton(lines, "Copy the rows as tab-separated text"), saveButton(numbers, `${noun}s.csv`, "Save all rows as CSV, with numbers in full", "CSV"));
   const shown = held.map((c) => gridColumn(section, c, most, searched));
   if (details?.some(Boolean)) {
-    shown.push({ key: "detail", head: "note", title: "", text: true, least: 320, drop: 1, value: (i) => details[i], draw: (i) => h("span", { class: "pf-name pf-quiet", title: details[i] }, details[i]) });
+    shown.push({ head: "note", text: true, least: 320, drop: 1, value: (i) => details[i], draw: (i) => h("span", { class: "pf-name pf-quiet", title: details[i] }, details[i]) });
   }
-  const view = searchGrid({
-    label: title, words: `Search ${plural(noun)}`, size: body, noun: plural(noun), columns: shown, describe, after: tools,
-    before: searched ? null : h("h3", { class: "pf-section" }, title), unsearched: !searched,
-    rowClass: (i, before) => (special(i) && nesting ? (special(before) ? "pf-special" : "pf-special pf-first") : ""),
-    rows: { parent, words: (i, query) => `${query.includes(".") ? path(i) : textIn(rows[i][0], "text")}\n${columns[1]?.unit === "text" ? textIn(rows[i][1], "text") : ""}`, pinned: special },
+  const heading = h("h3", { class: "pf-section" }, title);
+  const grid = new Grid({
+    label: title, noun: `${noun.replace(/(?<=[^aeiou])y$/, "ie")}s`, columns: shown, describe, searched, before: !searched && heading, after: tools,
+    rows: { parent, pinned: (i) => i >= body, words: (i, query) => `${query.includes(".") ? path(i) : nameOf(i)}\n${columns[1]?.unit === "text" ? textIn(rows[i][1], "text") : ""}` },
   });
-  if (nesting) view.grid.setOpen(nesting.path.length ? nesting.path.filter((i) => containers.includes(i)) : parent.flatMap((up, i) => (up < 0 ? [i] : [])));
+  if (nesting) grid.setOpen(nesting.path.length ? nesting.path : grid.roots);
   // A name is a row's own name, its path, or its number. The first of several equal names is selected.
-  const places = new Map(rows.map((row, i) => [textIn(row[0], "text"), i]).reverse());
-  for (let i = rows.length - 1; i >= 0; i -= 1) places.set(section.names?.[i] ?? path(i), i);
+  const backwards = [...rows.keys()].reverse();
+  const places = new Map([...backwards.map((i) => [nameOf(i), i]), ...backwards.map((i) => [names?.[i] ?? path(i), i])]);
   const reveal = (name) => {
-    if (name?.sortBy) return view.grid.sortDown(shown.find(({ head }) => head === name.sortBy));
+    const column = name?.sortBy && shown.find(({ head }) => head === name.sortBy);
+    if (column) {
+      grid.sort = null;
+      return grid.sortBy(column);
+    }
     const at = typeof name === "number" ? name : places.get(name);
-    return at != null && at >= 0 && view.reveal(at);
+    return at >= 0 && grid.reveal(at);
   };
-  const element = searched ? [h("h3", { class: "pf-section" }, title), view.element] : view.element;
-  return { element: h("div", {}, element), reveal, shown: () => view.grid.fit(), size: section.key ? grouped(body) : null };
+  return { element: h("div", {}, searched && heading, grid.element), reveal, shown: () => grid.fit(), size: section.key ? grouped(body) : null };
 }
-

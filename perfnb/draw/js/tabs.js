@@ -9,7 +9,7 @@ export function tabs(label, entries, memory) {
     entry.tab.tabIndex = i === chosen ? 0 : -1;
     entry.panel.hidden = i !== chosen;
     if (i === chosen) entry.shown?.();
-    if (i === chosen) remember(memory, entry.key);
+    if (i === chosen) kept((storage) => storage.setItem(memory, entry.key));
   });
   entries.forEach((entry, i) => {
     const [tabId, panelId] = [freshId("tab"), freshId("panel")];
@@ -27,24 +27,16 @@ export function tabs(label, entries, memory) {
     choose(to);
     entries[to].tab.focus();
   });
-  choose(Math.max(0, entries.findIndex((entry) => entry.key === remembered(memory))));
+  choose(Math.max(0, entries.findIndex(({ key }) => key === kept((storage) => storage.getItem(memory)))));
   const show = (key) => choose(entries.findIndex((entry) => entry.key === key));
   return { list, panels: entries.map((entry) => entry.panel), show };
 }
 
-// If storage is not allowed, as in some frames, nothing is stored.
-export function remembered(memory) {
+// If storage is not allowed, as in some frames, nothing is kept.
+function kept(use) {
   try {
-    return sessionStorage.getItem(memory);
+    return use(sessionStorage);
   } catch {
     return null;
-  }
-}
-
-export function remember(memory, value) {
-  try {
-    if (remembered(memory) !== value) sessionStorage.setItem(memory, value);
-  } catch {
-    // nothing is kept
   }
 }
