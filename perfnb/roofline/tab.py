@@ -131,13 +131,13 @@ def _table(title: str, points: pd.DataFrame, most: int, budget: Budget, noun: st
     columns = {
         "name": Column(noun),
         "bound": Column("bound", help="The limit: arithmetic to the right of the ridge, memory bandwidth to the left"),
-        "dtype": Column("dtype", live=True),
+        "dtype": Column("dtype", priority=6, live=True),
         "ms": Column("time", "ms", priority=1, help="Per step"),
         "flops": Column("FLOPs", "flops", priority=4, help="Arithmetic per step"),
         "bytes": Column("bytes", "bytes", priority=5, help="At least: inputs read once, outputs written once"),
         "intensity": Column("FLOP/byte", "number", priority=2, help="Arithmetic per byte moved, at most"),
         "achieved_flops_per_s": Column("achieved", "flops/s"),
-        "attainable_flops_per_s": Column("roof", "flops/s", live=True),
+        "attainable_flops_per_s": Column("roof", "flops/s", priority=3, live=True),
         "efficiency": Column("of the roof", "share", bar=True, help="Achieved over attainable FLOP/s"),
     }
     shown, left = points.head(most), max(0, len(points) - most)

@@ -37,9 +37,11 @@ function gridColumn(section, c, most, searched) {
   const column = section.columns[c];
   const { head, unit, priority, bar } = column;
   const text = unit === "text";
+  const width = widthOf(column, rows.map((row) => row[c]), c ? undefined : MOST_NAME) + (bar ? 74 : 0);
+  const isLong = c > 0 && c === section.columns.length - 1 && text && width >= MOST_TEXT;
   return {
     head, title: column.help || head, text, drop: priority ? 1000 - priority : 0,
-    width: c === 0 && searched ? undefined : widthOf(column, rows.map((row) => row[c]), c ? undefined : MOST_NAME) + (bar ? 74 : 0),
+    width: (c === 0 && searched) || isLong ? undefined : width, least: isLong ? MOST_TEXT : undefined,
     value: (i) => (text ? textIn(rows[i][c], unit).toLowerCase() : numberIn(rows[i][c])),
     draw: (i, query) => {
       const cell = rows[i][c];
