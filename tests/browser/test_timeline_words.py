@@ -139,19 +139,20 @@ def test_keys_alone_reach_everything(opened):
     expect(t.canvas).not_to_be_focused()
 
 
-def test_f_zooms_to_what_the_pointer_is_on_or_says_that_nothing_is_chosen(opened):
+def test_f_zooms_to_what_the_pointer_is_on_or_selects_a_layer(opened):
     t = opened()
     before = t.window_us()
     t.canvas.focus()
-    t.page.keyboard.press("f")
-    expect(t.details).to_contain_text("Nothing is selected")
-    expect(t.page.locator(".pf-spoken")).to_contain_text("Nothing is selected")
-    assert t.window_us() == before
     t.page.mouse.move(*t.at(GPU, 1000 + 60 + 80))
     t.page.keyboard.press("f")
     first, last = t.window_us()
     assert last - first == pytest.approx(1.7 * 55)
     expect(t.details.locator("h3")).to_have_count(0)
+    t.page.keyboard.press("0")
+    t.page.mouse.move(2, 2)
+    t.page.keyboard.press("f")
+    expect(t.details.locator("h3")).to_have_text("model")
+    assert t.window_us() == before
 
 
 def test_a_layer_is_named_in_full_among_its_partners(opened):

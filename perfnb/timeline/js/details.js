@@ -29,9 +29,8 @@ export function timelineWords(state, facts) {
   // Describes a time by the step that contains it and the offset: "1.23 ms into step 2".
   const when = (time) => {
     const { store } = state;
-    const steps = store.tracks.find((track) => track.kind === "steps")?.rows[0];
-    const at = steps ? store.firstAt(steps, time) : -1;
-    if (!steps || at >= steps.last || store.start[at] > time) return `${fromFirstStep(time)} from the start of the first step`;
+    const at = store.stepAt(time);
+    if (at < 0) return `${fromFirstStep(time)} from the start of the first step`;
     return `${duration((time - store.start[at]) / 1e6)} into ${of("names", store.name[at])}`;
   };
   // The label of a link to an event. Layers have their full path, because their own name may be just a number.
@@ -48,7 +47,7 @@ export function timelineWords(state, facts) {
 
 export function timelineTip(state, words, found) {
   const { store } = state;
-  if (found.bytes !== undefined) return [h("b", {}, `${byteSize(found.bytes)} alive`), h("span", { class: "pf-quiet" }, `${found.lane.title} · ${words.when(found.time)}`)];
+  if (found.bytes !== undefined) return [h("b", {}, `${byteSize(found.bytes)} alive`), h("span", { class: "pf-quiet" }, `${found.title} · ${words.when(found.time)}`)];
   const i = found.event;
   const { name, kind, category, detail, layer } = words.about(i);
   return [
