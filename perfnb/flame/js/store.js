@@ -2,7 +2,7 @@
 import { boxStore, ROW } from "../../draw/js/canvas.js";
 
 function callOf(parent, name, own = 0, before = 0) {
-  const call = { parent, name, own, before, inside: [] };
+  const call = { parent, name, own, before, inside: [], total: 0, totalBefore: 0, wide: 0, start: 0 };
   parent?.inside.push(call);
   return call;
 }
@@ -20,15 +20,17 @@ export function flameTree(data) {
 // The calls in a tree by depth, with their totals and places. Siblings are sorted by `order`.
 export function flameRows(root, order) {
   const all = [root];
-  for (const call of all) all.push(...call.inside);
-  for (const call of all.reverse()) {
-    const sumOf = (key) => call.inside.reduce((sum, inner) => sum + inner[key], 0);
-    call.total = call.own + sumOf("total");
-    call.totalBefore = call.before + sumOf("totalBefore");
-    call.wide = Math.max(call.own, call.before) + sumOf("wide");
+  for (const call of all) {
+    Object.assign(call, { total: call.own, totalBefore: call.before, wide: Math.max(call.own, call.before) });
+    for (const inner of call.inside) all.push(inner);
+  }
+  for (const { parent, total, totalBefore, wide } of all.slice(1).reverse()) {
+    parent.total += total;
+    parent.totalBefore += totalBefore;
+    parent.wide += wide;
   }
   const inside = (calls) => calls.flatMap((call) => {
-    let at = call.start ?? 0;
+    let at = call.start;
     for (const inner of call.inside.sort(order)) {
       inner.start = at;
       at += inner.wide;

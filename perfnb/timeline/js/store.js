@@ -194,7 +194,6 @@ function timelineStore(buffer) {
   for (const track of tracks) track.head = track.rows.findLast((row) => time(row) >= 0.6 * time(track.rows[0]));
   // Ops of the same kind are shaded by name. Phases, steps and layers have the plain colour of their kind.
   const codes = new Uint16Array(start.length);
-  const used = new Set(kind);
   for (const row of rows) {
     const isPlain = PLAIN_TRACKS.has(row.track.kind);
     for (let i = row.first; i < row.last; i += 1) codes[i] = kind[i] * SHADES.length + (isPlain ? PLAIN : shadeOf(name[i]));
@@ -241,5 +240,5 @@ function timelineStore(buffer) {
     return -1;
   };
   const highest = header.memory.length ? greatestOf(arrays.memory_bytes) : null;
-  return Object.assign(store, timelineLinks(store), { codes, used, brief, inside, find, longestIn, same, highest });
+  return Object.assign(store, timelineLinks(store), { codes, brief, inside, find, longestIn, same, highest });
 }

@@ -121,8 +121,8 @@ export function timelineView(element, store, facts, showLayer) {
     },
   });
   const accept = () => {
-    const { header, used, total, tracks } = state.store;
-    legend.replaceChildren(legendOf(header.kinds.filter((_, k) => used.has(k)), { "aria-label": "Kinds of events" }));
+    const { header, kind, total, tracks } = state.store;
+    legend.replaceChildren(legendOf(header.kinds.filter((_, k) => kind.includes(k)), { "aria-label": "Kinds of events" }));
     note.hidden = header.total_events <= total;
     note.textContent = `Showing events of ${duration(header.shortest_ns / 1e6)} and longer: ${grouped(total)} of ${grouped(header.total_events)}.`;
     frame.canvas.setAttribute("aria-label", `Timeline of ${grouped(total)} events in ${grouped(tracks.length)} tracks`);
