@@ -164,14 +164,14 @@ def test_a_layer_is_named_in_full_among_its_partners(opened):
     expect(inside.get_by_role("button", name="model.features", exact=True)).to_be_visible()
 
 
-def test_one_match_is_the_match_and_times_count_from_the_first_step(opened):
+def test_times_count_from_the_first_step(opened):
     ops = Track("thread", OPS, [Event("early", -200, 50, "other"), Event("late", 30, 20, "other")])
     steps = Track("steps", "Steps", [Event("step 1", 0, 100, "other")])
     t = opened(samples.encoded([steps, ops]))
     t.page.get_by_role("button", name="Table").click()
     t.search.fill("early")
     table = t.page.locator(".pf-tl-table")
-    expect(table.locator("p")).to_have_text("The match in the visible range")
+    expect(table.locator("p")).to_have_text("Matches in the visible range, longest first")
     expect(table.locator("th").nth(4)).to_have_text("Start")
     expect(table.locator("tbody tr td").nth(3)).to_have_text("−0.200 ms")
     t.click(OPS, -180)

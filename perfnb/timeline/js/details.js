@@ -111,9 +111,7 @@ export function intervalDetails(state, words) {
 export function timelineTable(state, words, facts, jump) {
   const { store } = state;
   const found = store.longestIn(state.t0, state.t1, MOST_LISTED);
-  const what = store.lit ? "matches" : "events";
-  const all = found.length === 1 ? `The ${what === "events" ? "event" : "match"}` : `The ${found.length} ${what}`;
-  const caption = found.length < MOST_LISTED ? `${all} in the visible range${found.length > 1 ? ", longest first" : ""}` : `The ${MOST_LISTED} longest ${what} in the visible range`;
+  const caption = `${store.lit ? "Matches" : "Events"} in the visible range, longest first${found.length < MOST_LISTED ? "" : ` (only ${MOST_LISTED} are listed)`}`;
   const rows = found.map((i) => {
     const { name, layer, layerRow, kind, track } = words.about(i);
     return [h("button", { type: "button", class: "pf-link pf-name", title: name, "aria-pressed": String(i === state.selected), click: () => jump(i) }, name),
