@@ -121,7 +121,7 @@ def test_hostile_names_are_text(opened):
 @pytest.mark.parametrize(
     ("data", "before", "words"),
     [
-        (None, "delete window.DecompressionStream", "cannot unpack the timeline"),
+        (None, "delete window.DecompressionStream", "DecompressionStream is not defined"),
         (b"none of it", "", "The timeline cannot be read"),
     ],
 )

@@ -25,7 +25,7 @@ export function paintBox(context, fill, ...box) {
 }
 
 // The strokes of a pattern, without a background, as a canvas fill, or nothing for a mark without a pattern.
-function canvasPattern(context, { pattern }) {
+export function canvasPattern(context, { pattern }) {
   if (!STROKES[pattern]) return null;
   const [side, path, width, shade] = STROKES[pattern];
   const fine = Math.ceil(window.devicePixelRatio || 1);

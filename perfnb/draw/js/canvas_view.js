@@ -3,7 +3,10 @@ import { canvasTheme, ROW } from "./canvas.js";
 import { closeButton, freshId, h, holdsFocus, onKeys, searchInput } from "./dom.js";
 
 const TALLEST = 480;
-const KEYS = [["Wheel", "zoom after a click, or with Ctrl"], ["Drag", "pan"], ["W S A D", "zoom, pan"], ["← →", "neighbours"], ["↑ ↓", "caller, callee"], ["F", "zoom to selection"], ["0", "show all"], ["/", "search"], ["N", "next match"]];
+const KEYS = [
+  ["Wheel", "zoom after a click, or with Ctrl"], ["Drag", "pan"], ["W S A D", "zoom, pan"], ["← →", "neighbours"],
+  ["↑ ↓", "caller, callee"], ["F", "zoom to selection"], ["0", "show all"], ["/", "search"], ["N", "next match"],
+];
 
 // Calls `recolour` when the notebook's theme changes, as long as the element exists.
 function whenThemeChanges(element, recolour) {
@@ -189,10 +192,12 @@ export function canvasView(element, state, frame, own) {
     redraw();
   };
 
-  const button = (word, title, click, name) => h("button", { type: "button", title, click, "aria-label": name }, word);
-  const steps = [button("‹", "Previous match (Shift+N)", () => act.next(-1), "Previous match"), button("›", "Next match (N)", () => act.next(1), "Next match")];
-  const toolbar = h("div", { class: "pf-toolbar" }, h("span", { class: "pf-search" }, search, h("span", { class: "pf-buttons pf-steps" }, steps), status),
-    h("span", { class: "pf-buttons" }, button("−", "Zoom out (S)", () => act.zoom(1.6), "Zoom out"), button("+", "Zoom in (W)", () => act.zoom(1 / 1.6), "Zoom in"), button("All", "Show all (0)", act.whole), own.buttons));
+  const button = (word, name, key, click) => h("button", { type: "button", title: `${name} (${key})`, "aria-label": name, click }, word);
+  const steps = [button("‹", "Previous match", "Shift+N", () => act.next(-1)), button("›", "Next match", "N", () => act.next(1))];
+  const toolbar = h("div", { class: "pf-toolbar" },
+    h("span", { class: "pf-search" }, search, h("span", { class: "pf-buttons pf-steps" }, steps), status),
+    h("span", { class: "pf-buttons" }, button("−", "Zoom out", "S", () => act.zoom(1.6)), button("+", "Zoom in", "W", () => act.zoom(1 / 1.6)),
+      button("All", "Show all", "0", act.whole), own.buttons));
   search.addEventListener("input", () => act.find(search.value.trim()));
   onKeys(search, {
     Enter: (event) => act.next(event.shiftKey ? -1 : 1),
@@ -202,9 +207,10 @@ export function canvasView(element, state, frame, own) {
     },
   });
   onKeys(canvas, {
-    w: () => act.zoom(1 / 1.4, state.pointer?.x), s: () => act.zoom(1.4, state.pointer?.x), a: () => act.pan(-0.15), d: () => act.pan(0.15), f: act.focus, Enter: act.focus,
-    0: act.whole, "/": () => search.focus(), n: () => act.next(1), N: () => act.next(-1), Escape: () => (state.selected >= 0 || state.interval ? act.choose(-1) : canvas.blur()),
-    ArrowLeft: () => act.beside(-1), ArrowRight: () => act.beside(1), ArrowUp: () => act.along(-1), ArrowDown: () => act.along(1), ...own.actions,
+    w: () => act.zoom(1 / 1.4, state.pointer?.x), s: () => act.zoom(1.4, state.pointer?.x), a: () => act.pan(-0.15), d: () => act.pan(0.15),
+    f: act.focus, Enter: act.focus, 0: act.whole, "/": () => search.focus(), n: () => act.next(1), N: () => act.next(-1),
+    ArrowLeft: () => act.beside(-1), ArrowRight: () => act.beside(1), ArrowUp: () => act.along(-1), ArrowDown: () => act.along(1),
+    Escape: () => (state.selected >= 0 || state.interval ? act.choose(-1) : canvas.blur()), ...own.actions,
   });
 
   const at = (event) => {
@@ -260,8 +266,9 @@ export function canvasView(element, state, frame, own) {
   canvas.addEventListener("wheel", (event) => {
     const unit = event.deltaMode === 1 ? 16 : 1;
     const sideways = Math.abs(event.deltaX) > Math.abs(event.deltaY);
-    if (event.ctrlKey || event.metaKey || (holdsFocus(canvas) && !event.shiftKey && !sideways)) act.zoom(1.0018 ** (event.deltaY * unit * (event.ctrlKey ? 3 : 1)), at(event).x);
-    else if (sideways && !event.shiftKey) act.pan((event.deltaX * unit) / size.width);
+    const withKey = event.ctrlKey || event.metaKey;
+    if (withKey || (holdsFocus(canvas) && !sideways)) act.zoom(1.0018 ** (event.deltaY * unit * (withKey ? 3 : 1)), at(event).x);
+    else if (sideways) act.pan((event.deltaX * unit) / size.width);
     else return;
     event.preventDefault();
   }, { passive: false });

@@ -1,8 +1,10 @@
 // The colours of a flame graph, by phase, by package or, in a comparison, by change.
-import { boxPalette, mixed, PLAIN, rgbOf, SHADES, shadeOf, shadesOf } from "../../draw/js/canvas.js";
+import { boxPalette, canvasPattern, mixed, PLAIN, rgbOf, SHADES, shadeOf, shadesOf } from "../../draw/js/canvas.js";
 
 const FLAME_STEPS = 6;
-const FLAME_CHANGES = [{ word: "+ takes more in the candidate", colour: "#D55E00", pattern: "solid" }, { word: "− takes less in the candidate", colour: "#0072B2", pattern: "hatch" }];
+const FLAME_CHANGES = [
+  { word: "+ takes more in the candidate", colour: "#D55E00", pattern: "solid" }, { word: "− takes less in the candidate", colour: "#0072B2", pattern: "hatch" },
+];
 
 // The change of a call's time, which is zero if it is only due to rounding.
 export function flameChange(call, whole) {
@@ -17,7 +19,10 @@ export function flameColours(state, data, tree, context) {
     const [more, less] = FLAME_CHANGES.map(({ colour }) => rgbOf(colour));
     const same = mixed(theme.fg, theme.bg, 0.16);
     const steps = Array.from({ length: 2 * FLAME_STEPS + 1 }, (_, k) => k - FLAME_STEPS);
-    const fills = steps.map((step) => ({ colour: mixed(step < 0 ? less : more, same, step ? 0.25 + (0.75 * Math.abs(step)) / FLAME_STEPS : 0) }));
+    const pattern = canvasPattern(context, FLAME_CHANGES[1]);
+    const fills = steps.map((step) => ({
+      colour: mixed(step < 0 ? less : more, same, step ? 0.25 + (0.75 * Math.abs(step)) / FLAME_STEPS : 0), pattern: step < 0 && pattern,
+    }));
     const most = store.calls.reduce((high, call) => Math.max(high, Math.abs(flameChange(call, whole))), 1e-12);
     state.palette = boxPalette(fills, theme);
     store.codes = store.calls.map((call) => {

@@ -8,16 +8,20 @@ import { byteSize, count, duration, grouped, share, significant } from "../../dr
 import { flameChange, flameColours } from "./colours.js";
 import { flameMatches, flameRows, flameSandwich, flameStore, flameTree } from "./store.js";
 
-const FLAME_WORDS = { ms: duration, bytes: byteSize, samples: (value) => `${count(value)} ${value === 1 ? "sample" : "samples"}`, none: () => "" };
+const counted = (value, thing) => `${value} ${value === "1" ? thing : `${thing}s`}`;
+const FLAME_WORDS = { ms: duration, bytes: byteSize, samples: (value) => counted(count(value), "sample"), none: () => "" };
 const heaviestFirst = (a, b) => b.wide - a.wide;
 const inTimeOrder = (a, b) => a.seen - b.seen;
 
 function flameView(data) {
   const tree = flameTree(data);
   const words = FLAME_WORDS[data.unit];
-  const byChoices = data.before ? [["change", "Change"], ["package", "Package"]] : data.phases.some(Boolean) ? [["phase", "Phase"], ["package", "Package"]] : [];
+  const byChoices = data.before ? [["change", "Change"]] : data.phases.some(Boolean) ? [["phase", "Phase"]] : [];
+  if (byChoices.length) byChoices.push(["package", "Package"]);
   // `callers` is the number of boxes above a function whose callers and callees are shown.
-  const state = { t0: 0, t1: 1, goal: null, scroll: 0, hovered: -1, selected: -1, by: byChoices[0]?.[0] ?? "package", order: heaviestFirst, sandwich: -1, callers: 0 };
+  const state = {
+    t0: 0, t1: 1, goal: null, scroll: 0, hovered: -1, selected: -1, by: byChoices[0]?.[0] ?? "package", order: heaviestFirst, sandwich: -1, callers: 0,
+  };
   const nameOf = (i) => data.names[state.store.calls[i].name];
   const frame = boxFrame(state, (i) => {
     const change = state.by === "change" ? flameChange(state.store.calls[i], state.whole) : 0;
@@ -34,7 +38,8 @@ function flameView(data) {
     if (f >= 0) {
       const { callers, callees, found } = flameSandwich(tree, f);
       [root, rows, above] = [callees, flameRows(callees, heaviestFirst), flameRows(callers, heaviestFirst).slice(1).reverse()];
-      title.append("Callers of ", h("b", { class: "pf-name" }, data.names[f]), " above it, callees below; ", `${words(root.total)} in ${grouped(found.length)} ${found.length === 1 ? "place" : "places"}. `,
+      title.append("Callers of ", h("b", { class: "pf-name" }, data.names[f]), " above it, callees below; ",
+        `${words(root.total)} in ${counted(grouped(found.length), "place")}. `,
         h("button", { type: "button", class: "pf-link", click: () => sandwich(-1) }, "Back to all calls"));
     }
     Object.assign(state, { sandwich: f, callers: above.flat().length, store: flameStore([...above, ...rows]), whole: root.wide || 1, selected: -1 });
@@ -55,8 +60,10 @@ function flameView(data) {
     const list = [["total", of(total)]];
     if (i >= state.callers) list.push(["itself", of(own)]);
     if (i >= state.callers && parent.parent) list.push(["of its caller", share(parent.total ? total / parent.total : null)]);
-    if (data.before) list.push(["baseline", of(totalBefore, tree.totalBefore)], ["change", `${total < totalBefore ? "−" : "+"}${words(Math.abs(total - totalBefore)) || significant(Math.abs(total - totalBefore))}`]);
-    return list;
+    if (!data.before) return list;
+    const change = Math.abs(total - totalBefore);
+    const sign = total < totalBefore ? "−" : "+";
+    return [...list, ["baseline", of(totalBefore, tree.totalBefore)], ["change", `${sign}${words(change) || significant(change)}`]];
   };
   const inWords = (i, between) => facts(i).map(([word, value]) => `${word} ${value}`).join(between);
   const fileOf = (i) => data.places[state.store.calls[i].name];
@@ -64,7 +71,7 @@ function flameView(data) {
     const { selected: i } = state;
     if (i < 0) return null;
     const f = state.store.calls[i].name;
-    return [h("h3", {}, h("span", { class: "pf-name" }, nameOf(i))), fileOf(i) && h("p", { class: "pf-quiet" }, fileOf(i)), factRows(facts(i)),
+    return [h("h3", { class: "pf-name" }, nameOf(i)), fileOf(i) && h("p", { class: "pf-quiet" }, fileOf(i)), factRows(facts(i)),
       h("span", { class: "pf-buttons" },
         h("button", { type: "button", click: () => view.zoomTo(i) }, "Zoom to it"),
         state.sandwich !== f && h("button", { type: "button", click: () => sandwich(f) }, "Callers and callees"),
@@ -80,7 +87,7 @@ function flameView(data) {
   const status = () => {
     if (!found) return "";
     const sum = found.reduce((total, call) => total + call.total, 0);
-    return `${grouped(found.length)} ${found.length === 1 ? "call" : "calls"}, ${[words(sum), share(tree.total ? sum / tree.total : null)].filter(Boolean).join(", ")}`;
+    return [counted(grouped(found.length), "call"), words(sum), share(tree.total ? sum / tree.total : null)].filter(Boolean).join(", ");
   };
   // The longest call one row above or below a call.
   const inRow = (step) => (i) => {
@@ -93,15 +100,18 @@ function flameView(data) {
     state.order = order;
     sandwich(-1);
   };
-  const orders = data.seen ? [["Heaviest first", ordered(heaviestFirst), "The widest calls first"], ["Time order", ordered(inTimeOrder), "Calls in the order they were first seen"]] : [];
+  const orders = data.seen ? [["Heaviest first", ordered(heaviestFirst)], ["Time order", ordered(inTimeOrder)]] : [];
+  const colours = byChoices.map(([key, word]) => [word, () => { paint(key); view.redraw(); }]);
   const element = h("div", { class: "pf-view pf-flame" });
   const view = canvasView(element, state, frame, {
-    label: "Flame graph", words: "Search functions and files", hint: "Click a call for its time, its callers and its callees.", keys: [["C", "callers and callees"]],
-    buttons: [pressedOne(orders), pressedOne(byChoices.map(([key, word]) => [word, () => { paint(key); view.redraw(); }]))],
-    above: [legend, title, note], below: [], bounds: () => [0, state.whole], get least() { return 1e-7 * state.whole; }, margin: 0,
-    lay: () => Math.max(1, state.rows.length) * ROW, recolour: paint, search, status, details, first: () => (state.store.total ? state.callers : -1), up: inRow(-1), down: inRow(1),
+    label: "Flame graph", words: "Search functions and files", hint: "Click a call for its time, its callers and its callees.",
+    keys: [["C", "callers and callees"]], buttons: [pressedOne(orders), pressedOne(colours)], above: [legend, title, note], below: [],
+    bounds: () => [0, state.whole], get least() { return 1e-7 * state.whole; }, margin: 0, lay: () => Math.max(1, state.rows.length) * ROW,
+    recolour: paint, search, status, details, first: () => (state.store.total ? state.callers : -1), up: inRow(-1), down: inRow(1),
     spoken: (i) => `${nameOf(i)}, ${inWords(i, ", ")}`, clicked: (i) => i >= 0 && view.zoomTo(i),
-    tip: ({ event: i }) => i >= 0 && [h("b", { class: "pf-name" }, nameOf(i)), fileOf(i) && h("div", { class: "pf-quiet" }, fileOf(i)), h("div", {}, inWords(i, " · "))],
+    tip: ({ event: i }) => i >= 0 && [
+      h("b", { class: "pf-name" }, nameOf(i)), fileOf(i) && h("div", { class: "pf-quiet" }, fileOf(i)), h("div", {}, inWords(i, " · ")),
+    ],
     actions: { 0: showAll, Escape: showAll, c: () => state.selected >= 0 && sandwich(state.store.calls[state.selected].name) },
   });
   sandwich(-1);

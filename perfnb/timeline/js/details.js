@@ -84,7 +84,7 @@ export function eventDetails(state, words, jump, showLayer) {
     factRows([
       ["duration", ms(store.duration[i])], ["start", words.when(store.start[i])], ["self", to > from ? ms(store.self(i)) : null],
       ["kind", h("span", { class: "pf-kind" }, swatch(kind), kind.word)], ["category", category], ["on", track.title], ["shapes", detail]]),
-    layer && h("p", { class: "pf-tl-layer" }, h("span", { class: "pf-quiet" }, "Layer "),
+    layer && h("p", {}, h("span", { class: "pf-quiet" }, "Layer "),
       layerRow >= 0 ? linkTo(layer, `Show ${layer} in the Layers tab`, () => showLayer(layerRow)) : h("span", { class: "pf-name" }, layer)),
     groups.length > 0 && h("div", { class: "pf-tl-partners" }, groups),
   ].filter(Boolean);

@@ -141,7 +141,8 @@ export function timelineFrame(state, top) {
     if (to - from < 4) [from, to] = [(from + to) / 2 - 2, (from + to) / 2 + 2];
     paintBox(above, cssOf(theme.bg, 0.68), gutter, 0, from - gutter, high);
     above.fillRect(to, 0, gutter + width - to, high);
-    Object.assign(above, { strokeStyle: cssOf(theme.fg, 0.75), lineWidth: 1.5, font: `11px ${theme.family}`, textBaseline: "middle", textAlign: "left", fillStyle: cssOf(theme.quiet) });
+    Object.assign(above, { strokeStyle: cssOf(theme.fg, 0.75), lineWidth: 1.5, font: `11px ${theme.family}`, textBaseline: "middle", textAlign: "left" });
+    above.fillStyle = cssOf(theme.quiet);
     above.strokeRect(from + 0.5, 0.75, Math.max(2, to - from - 1), high - 1.5);
     above.fillText(`All: ${duration((end - begin) / 1e6)}`, 2, high / 2);
     above.fillText(`Visible: ${duration((Math.min(end, state.t1) - Math.max(begin, state.t0)) / 1e6)}`, 2, LANE.overview + LANE.axis / 2);

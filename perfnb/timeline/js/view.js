@@ -27,7 +27,9 @@ function steerOverview(top, state, frame, view) {
 }
 
 export function timelineView(element, store, facts, showLayer) {
-  const state = { store, rows: [], lanes: [], t0: 0, t1: 1, goal: null, scroll: 0, selected: -1, hovered: -1, links: [], interval: null, folded: new Set(), query: "" };
+  const state = {
+    store, rows: [], lanes: [], t0: 0, t1: 1, goal: null, scroll: 0, selected: -1, hovered: -1, links: [], interval: null, folded: new Set(), query: "",
+  };
   const top = h("canvas", { class: "pf-tl-top", "aria-hidden": "true" });
   const titles = h("div", { class: "pf-tl-titles" });
   const legend = h("div", { class: "pf-tl-legend" });
@@ -91,8 +93,9 @@ export function timelineView(element, store, facts, showLayer) {
   };
   let matches = 0;
   const view = canvasView(element, state, frame, {
-    label: "Timeline", words: "Search events and layers", hint: "Click an event for its times, its layer, and what it launched or was launched by.", keys: [["Shift+drag", "measure"]],
-    gutter: LANE.gutter, buttons: [toggle], above: [legend, note], head: top, inside: titles, below: [table], least: SHORTEST_NS, margin: 0.35, lay, chosen, first, settled: list,
+    label: "Timeline", words: "Search events and layers", hint: "Click an event for its times, its layer, and what it launched or was launched by.",
+    keys: [["Shift+drag", "measure"]], gutter: LANE.gutter, buttons: [toggle], above: [legend, note], head: top, inside: titles, below: [table],
+    least: SHORTEST_NS, margin: 0.35, lay, chosen, first, settled: list,
     bounds() {
       const { start_ns: begin, end_ns: end } = state.store.header;
       return [begin - 0.015 * (end - begin), end + 0.015 * (end - begin)];
@@ -103,11 +106,17 @@ export function timelineView(element, store, facts, showLayer) {
       matches = state.store.find(query);
       return matches;
     },
-    status: (rank) => (!state.query ? "" : rank ? `${grouped(rank)} of ${grouped(matches)}` : `${grouped(matches)} of ${grouped(state.store.total)} events`),
+    status(rank) {
+      if (!state.query) return "";
+      return rank ? `${grouped(rank)} of ${grouped(matches)}` : `${grouped(matches)} of ${grouped(state.store.total)} events`;
+    },
     up: (i) => state.store.parent(i),
     down: (i) => state.store.longest(...state.store.children(i)),
     spoken: (i) => `${words.brief(i)}, ${words.when(state.store.start[i])}`,
-    details: () => (state.interval ? intervalDetails(state, words) : state.selected >= 0 ? eventDetails(state, words, (i) => view.choose(i, true), showLayer) : null),
+    details() {
+      if (state.interval) return intervalDetails(state, words);
+      return state.selected >= 0 ? eventDetails(state, words, (i) => view.choose(i, true), showLayer) : null;
+    },
     tip: (found) => (found.event >= 0 || found.bytes != null) && timelineTip(state, words, found),
     mark(a, b) {
       if (state.selected >= 0) view.choose(-1);
