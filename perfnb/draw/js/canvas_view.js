@@ -5,7 +5,7 @@ import { closeButton, freshId, h, holdsFocus, onKeys, searchInput } from "./dom.
 const TALLEST = 480;
 const KEYS = [
   ["Wheel", "zoom after a click, or with Ctrl"], ["Drag", "pan"], ["W S A D", "zoom, pan"], ["← →", "neighbours"],
-  ["↑ ↓", "caller, callee"], ["F", "zoom to selection"], ["0", "show all"], ["/", "search"], ["N", "next match"],
+  ["↑ ↓", "caller, callee"], ["Enter F", "select, zoom to it"], ["0", "show all"], ["/", "search"], ["N", "next match"],
 ];
 
 // Calls `recolour` when the notebook's theme changes, as long as the element exists.
