@@ -71,7 +71,7 @@ def _in_browser(path: Path) -> Iterator[str]:
     if CHROMIUM is None:
         yield f"flame graph: {NOT_INSTALLED}"
         return
-    with page_in_browser(path, canvas=".pf-canvas[data-calls]") as page:
+    with page_in_browser(path, canvas=".pf-canvas[data-boxes]") as page:
         page.wait_for_function("window.first_")
         first = page.evaluate("window.first_")
         yield f"flame graph: first picture {first:.0f} ms after the page was requested (limit 500)"

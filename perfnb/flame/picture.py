@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from perfnb.draw import escape, svg
 from perfnb.draw.boxes import ROW, WIDE, Box, boxes_svg
 from perfnb.draw.document import Picture, words
 from perfnb.flame.data import flame_data
-from perfnb.recording.nesting import Floats, Ints
+from perfnb.recording.nesting import Floats
 from perfnb.stacks.tree import CallTree
 
 #: The maximum number of calls that are sent to a browser. The widest calls are kept.
@@ -53,65 +51,65 @@ def flame_section(
     )
 
 
-def _text(data: dict[str, Any], width: int) -> list[str]:
-    """Return the outer levels as rows of names. Each name is as wide as its call."""
-    depth, start, wide = _boxes(data)
-    whole, lines = float(wide[depth == 0].sum()) or 1.0, []
-    for level in range(_TEXT_LEVELS):
-        line, reached = "", 0
-        for place in np.flatnonzero(depth == level).tolist():
-            begin, end = (round(at / whole * width) for at in (start[place], start[place] + wide[place]))
-            if end - begin >= _TEXT_CELLS:
-                line += f"{' ' * (begin - reached)}▏{escape.fit(data['names'][data['name'][place]], end - begin - 1)}"
-                reached = end
-        if not line:
-            break
-        lines.append(line)
-    return lines
+class _Call(NamedTuple):
+    """A call's level, its start and width in the tree's unit, its label and its colour."""
+
+    level: int
+    start: float
+    wide: float
+    name: str
+    colour: str
 
 
-def _boxes(data: dict[str, Any]) -> tuple[Ints, Floats, Floats]:
-    """Return each call's depth, start and width, in the order of a tree traversal."""
-    depth, wide = np.array(data["depth"], dtype=np.int64), np.array(data["self"], dtype=np.float64)
-    start, levels = np.zeros(len(depth)), int(depth.max(initial=0)) + 2
-    inside, reached = [0.0] * levels, [0.0] * levels
-    for place in range(len(depth) - 1, -1, -1):
+def _calls(data: dict[str, Any]) -> list[_Call]:
+    """Return the calls in the order of a tree traversal.
+
+    If the outermost calls are phases, the colour depends on the call's phase, and otherwise on its package.
+    """
+    depth, wide = data["depth"], list(data["self"])
+    inside, reached = ([0.0] * (max(depth, default=0) + 2) for _ in range(2))
+    for place in reversed(range(len(depth))):
         level = depth[place]
         wide[place] += inside[level + 1]
         inside[level + 1] = 0.0
         inside[level] += wide[place]
-    for place, level in enumerate(depth.tolist()):
-        start[place] = reached[level + 1] = reached[level]
-        reached[level] += wide[place]
-    return depth, start, wide
+    phase, calls = None, list[_Call]()
+    for level, name, width in zip(depth, data["name"], wide, strict=True):
+        phase = data["phases"][name] if level == 0 else phase
+        colour = (phase or data["groups"][data["group"][name]])["colour"]
+        calls.append(_Call(level, reached[level], width, data["names"][name], colour))
+        reached[level + 1] = reached[level]
+        reached[level] += width
+    return calls
+
+
+def _whole(calls: list[_Call]) -> float:
+    return sum(call.wide for call in calls if call.level == 0)
+
+
+def _text(data: dict[str, Any], width: int) -> list[str]:
+    """Return the outer levels as rows of names. Each name is as wide as its call."""
+    calls = _calls(data)
+    scale, lines = width / (_whole(calls) or 1.0), [""] * _TEXT_LEVELS
+    for call in calls:
+        begin, end = (round(at * scale) for at in (call.start, call.start + call.wide))
+        if call.level < _TEXT_LEVELS and end - begin >= _TEXT_CELLS:
+            name = escape.fit(call.name, end - begin - 1)
+            lines[call.level] += f"{' ' * (begin - escape.cells(lines[call.level]))}▏{name}"
+    return [line for line in lines if line]
 
 
 def _html(data: dict[str, Any], tree: CallTree, unit: str) -> str:
     """Return a picture of the widest calls in the outer levels, or an empty string if there are none."""
-    depth, start, wide = _boxes(data)
-    whole = float(wide[depth == 0].sum())
-    shown = np.flatnonzero((depth < _LEVELS) & (wide >= _LEAST_PART * whole) & (wide > 0))
-    if not len(shown):
+    calls = _calls(data)
+    whole = _whole(calls)
+    shown = [call for call in calls if call.level < _LEVELS and call.wide > 0 and call.wide >= _LEAST_PART * whole]
+    if not shown:
         return ""
-    scale, colours = WIDE / whole, _colours(data)
-    boxes = [
-        Box(start[at] * scale, depth[at] * ROW, wide[at] * scale, colours[at], data["names"][data["name"][at]])
-        for at in shown.tolist()
-    ]
-    levels = int(depth[shown].max()) + 1
+    scale = WIDE / whole
+    boxes = [Box(call.start * scale, call.level * ROW, call.wide * scale, call.colour, call.name) for call in shown]
+    levels = max(call.level for call in shown) + 1
     cut = int(tree.depth.max(initial=0)) + 1 - levels
     hint = f"Outermost calls at the top{f'; {cut:,} more levels are not drawn' if cut > 0 else ''}."
     alt = f"Flame graph of {len(tree):,} calls, {words(whole, UNITS[unit])}; the table has the figures"
     return f"<p>{hint}</p>{svg.picture([boxes_svg(boxes)], WIDE, levels * ROW, alt)}"
-
-
-def _colours(data: dict[str, Any]) -> list[str]:
-    """Return each call's colour.
-
-    If the outermost calls are phases, the colour depends on the call's phase, and otherwise on its package.
-    """
-    phase, colours = None, list[str]()
-    for level, name in zip(data["depth"], data["name"], strict=True):
-        phase = data["phases"][name] if level == 0 else phase
-        colours.append((phase or data["groups"][data["group"][name]])["colour"])
-    return colours

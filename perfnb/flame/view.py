@@ -31,22 +31,19 @@ def host_document(record: HostRecord, functions: pd.DataFrame) -> Document:
     functions : DataFrame
         The table returned by `perfnb.stacks.tables.function_table`.
     """
-    tree, whole = record.tree, 0.0
-    if record.calls is not None:
-        whole = float(record.calls["self_ms"].sum())
-    elif tree is not None:
-        whole = float(tree.self.sum())
+    tree = record.tree
+    own = record.calls["self_ms"] if record.calls is not None else None if tree is None else tree.self
+    whole = 0.0 if own is None else float(own.sum())
     facts = [record.format, fmt.counted(len(functions), "function")]
     if record.samples is not None and record.unit != "samples":
         facts.append(fmt.counted(record.samples, "sample"))
     if functions["calls"].notna().any():
         facts.append(fmt.counted(int(functions["calls"].sum()), "call"))
     label = _MEASURES.get(record.unit)
-    sections: list[Section] = []
+    graph: tuple[Section, ...] = ()
     if tree is not None and len(tree):
         title = "Flame graph" if record.calls is None else "Flame graph, approximate"
-        in_order = record.format in ("speedscope", "perf script")
-        sections.append(flame_section(tree, record.unit, title, in_order=in_order))
+        graph = (flame_section(tree, record.unit, title, in_order=record.format in ("speedscope", "perf script")),)
     notes = list(record.notes)
     if len(functions) > _MOST:
         notes.append(f"Only the {_MOST:,} functions with the most time of their own are listed; .functions has all.")
@@ -56,7 +53,7 @@ def host_document(record: HostRecord, functions: pd.DataFrame) -> Document:
         verdict=_heaviest(record, functions, whole),
         figures=(Figure(label, whole, UNITS[record.unit]),) if label else (),
         facts=tuple(facts),
-        sections=(*sections, _function_table(record.unit, functions, Budget(15, 100 if not sections else 30))),
+        sections=(*graph, _function_table(record.unit, functions, Budget(15, 30))),
         notes=tuple(notes),
     )
 
@@ -68,36 +65,31 @@ def _heaviest(record: HostRecord, functions: pd.DataFrame, whole: float) -> Verd
     share = fmt.share(first["self_share"])
     if record.unit == "none":
         return Verdict("none", f"{_named(first, 1)} itself takes the most: {share} of the whole")
-    own, _ = _columns(record.unit)
-    amounts = f"{words(first[own], UNITS[record.unit])} of {words(whole, UNITS[record.unit])}"
+    amounts = " of ".join(words(amount, UNITS[record.unit]) for amount in (first[f"self_{record.unit}"], whole))
     return Verdict("none", f"{_named(first, 1)} takes {share} of the {_MEASURES[record.unit]} itself, {amounts}")
 
 
-def _columns(unit: str) -> tuple[str, str]:
-    """Return the names of the columns that contain the functions' own and total figures."""
-    kind = "share" if unit == "none" else unit
-    return f"self_{kind}", f"total_{kind}"
-
-
 def _function_table(unit: str, functions: pd.DataFrame, budget: Budget) -> Table:
-    own, total = _columns(unit)
-    figures = [("itself", own, UNITS[unit]), ("share", "self_share", "share"), ("with calls", total, UNITS[unit])]
-    figures += [("share with calls", "total_share", "share"), ("calls", "calls", "count")]
-    if unit == "none":
-        figures = [("itself", own, "share"), ("with calls", total, "share"), ("calls", "calls", "count")]
-    columns = [
-        Column(head, unit, int(place > 2), bar=name == "self_share") for place, (head, name, unit) in enumerate(figures)
-    ]
-    listed = functions.head(_MOST).to_dict("records")
-    rows = [(str(row["function"]), *(fmt.known(row[name]) for _, name, _ in figures), _place(row)) for row in listed]
-    return Table(
+    columns = {
+        "function": Column("function"),
+        f"self_{unit}": Column("itself", UNITS[unit]),
+        "self_share": Column("share", "share", bar=True),
+        f"total_{unit}": Column("with calls", UNITS[unit]),
+        "total_share": Column("share with calls", "share", priority=1),
+        "calls": Column("calls", "count", priority=1),
+        "where": Column("where", priority=2),
+    }
+    listed = functions.head(_MOST)
+    places = listed.to_dict("records")
+    shown = listed.assign(where=list(map(_place, places)))
+    return Table.of(
         "Functions by their own time",
-        (Column("function"), *columns, Column("where", priority=2)),
-        rows,
+        shown,
+        {name: column for name, column in columns.items() if name in shown},
         budget=budget,
         noun="function",
         selects=(("flame", "Callers and callees"),),
-        names=list(map(_named, listed)),
+        names=list(map(_named, places)),
         key="functions",
     )
 
@@ -121,29 +113,27 @@ def host_diff_document(diff: HostDiff) -> Document:
     It shows the largest changes, the flame graph of both profiles, and all functions by their change.
     """
     table, in_ms = diff.functions, diff.measure == "grew_ms"
+    figure, unit = ("self_ms", "ms") if in_ms else ("self_share", "share")
     change = table[diff.measure].astype("Float64").fillna(0.0)
     more, less = int((change > 0).sum()), int((change < 0).sum())
-    figure = "self_ms" if in_ms else "self_share"
+    changed = table[change != 0]
     sentence = "No function has changed"
-    if more or less:
-        row = table.iloc[int(change.abs().to_numpy(float).argmax())]
-        sides = [words(fmt.known(row[f"{figure}_{side}"]) or 0.0, "ms" if in_ms else "share") for side in "ab"]
-        sentence = f"{_named(row, 1)} changed most: {' → '.join(sides)} {'of its own' if in_ms else 'of the whole'}"
+    if len(changed):
+        row = changed.iloc[0]
+        sides = [words(fmt.known(row[f"{figure}_{side}"]) or 0.0, unit) for side in "ab"]
+        sentence = f"{_named(row, 1)} changed most: {' → '.join(sides)} of {'its own' if in_ms else 'the whole'}"
     baseline, candidate = (float(table[f"self_ms_{side}"].sum()) for side in "ab")
     figures = (Figure("baseline", baseline, "ms"), Figure("candidate", candidate, "ms")) if in_ms else ()
     if in_ms and baseline > 0:
         figures = (*figures, Figure("candidate against baseline", candidate / baseline, "ratio"))
-    rows = [_changed(row, diff.measure, figure) for row in table[change != 0].head(_MOST).to_dict("records")]
-    unit = "ms" if in_ms else "share"
-    columns = (
-        *(Column(head, unit) for head in ("baseline", "candidate")),
-        Column("change", "ms") if in_ms else Column("points", "number", help="change in percentage points"),
-        Column("ratio", "ratio", priority=1),
-    )
     functions = Table(
         f"Functions by change of their own {'time' if in_ms else 'share'}",
-        (Column("function"), *columns, Column("file", priority=2)),
-        rows,
+        (
+            *(Column("function"), Column("baseline", unit), Column("candidate", unit)),
+            Column("change", "ms") if in_ms else Column("points", "number", help="change in percentage points"),
+            *(Column("ratio", "ratio", priority=1), Column("file", priority=2)),
+        ),
+        [_changed(row, diff.measure, figure) for row in changed.head(_MOST).to_dict("records")],
         noun="function",
         selects=(("flame", "Callers and callees"),),
         key="functions",
@@ -176,20 +166,19 @@ def stacks_document(stacks: StepStacks) -> Document:
     assert record.tree is not None
     steps = fmt.counted(stacks.steps, "step")
     workers = f" and {fmt.counted(stacks.workers, 'loader worker')}" if stacks.workers else ""
-    columns = (
-        *(Column("line"), Column("phase"), Column("code", priority=1)),
-        *(Column("itself", "ms"), Column("with calls", "ms"), Column("share", "share", bar=True)),
-    )
-    rows: list[tuple[Any, ...]] = [
-        (
-            *(_place(row, 0), _mark(row), row["code"] if isinstance(row["code"], str) else ""),
-            *(fmt.known(row[name]) for name in ("self_ms", "total_ms", "share")),
-        )
-        for row in stacks.lines.head(_MOST).to_dict("records")
-    ]
+    columns = {
+        **{"place": Column("line"), "mark": Column("phase"), "code": Column("code", priority=1)},
+        **{"self_ms": Column("itself", "ms"), "total_ms": Column("with calls", "ms")},
+        "share": Column("share", "share", bar=True),
+    }
+    lines = stacks.lines.head(_MOST)
+    records = lines.to_dict("records")
+    places, marks = [_place(row, 0) for row in records], list(map(_mark, records))
+    lines = lines.assign(place=places, mark=marks, code=lines["code"].fillna(""))
+    table = Table.of("Lines of your code by their own time", lines, columns, budget=Budget(10, 10), noun="line")
     sentence = ""
-    if rows:
-        place, mark, code, own, *_ = rows[0]
+    if table.rows:
+        place, mark, code, own, *_ = table.rows[0]
         sentence = f"The slowest line of your code, {fmt.duration(own)} in {mark.word}: {place} {code}"
     return Document(
         "flame graph",
@@ -197,7 +186,7 @@ def stacks_document(stacks: StepStacks) -> Document:
         facts=(f"{fmt.counted(record.samples or 0, 'sample')} of {steps}{workers}; times per step",),
         sections=(
             flame_section(record.tree, "ms", "Python code under phases and layers", in_order=True),
-            Table("Lines of your code by their own time", columns, rows, budget=Budget(10, 10), noun="line"),
+            table,
             _function_table("ms", function_table(record), Budget(5, 10)),
         ),
         notes=record.notes,

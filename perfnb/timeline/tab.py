@@ -156,17 +156,13 @@ def timeline_verdict(step: StepTimeline) -> Verdict:
     """Return a sentence about the step's duration and the utilisation of the GPU and the main thread."""
     tracks = step.tracks
     streams = tracks[tracks["kind"] == "stream"].sort_values("busy_ms", ascending=False, kind="stable")
-    chosen = [*_rows(streams.head(1)), *_rows(tracks[tracks["kind"] == "thread"].head(1))]
-    names = ["the main thread" if "(main" in row.track else row.track for row in chosen]
-    said = fmt.capital(_length(step))
-    for row, name in zip(chosen, names, strict=True):
-        said += f" and {name} for " if row is not chosen[0] else f": {name} is busy for "
-        said += fmt.share(row.share) if row is not chosen[0] else f"{fmt.share(row.share)} of it"
-    why = "; ".join(
-        f"the longest event of {name} is {escape.shorten(_longest(row), 60)}, {fmt.duration(row.longest_ms)}"
-        for row, name in zip(chosen, names, strict=True)
-    )
-    return Verdict("none", f"{said}.", f"{fmt.capital(why)}." if why else "")
+    chosen = enumerate([*_rows(streams.head(1)), *_rows(tracks[tracks["kind"] == "thread"].head(1))])
+    busy = [
+        f"{'the main thread' if '(main' in row.track else row.track} "
+        + (f"for {fmt.share(row.share)}" if place else f"is busy for {fmt.share(row.share)} of it")
+        for place, row in chosen
+    ]
+    return Verdict("none", f"{fmt.capital(_length(step))}{': ' if busy else ''}{' and '.join(busy)}.")
 
 
 def _tracks(step: StepTimeline) -> Table:

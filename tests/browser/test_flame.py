@@ -33,7 +33,7 @@ def details(page: Page) -> Any:
 
 def drawn(page: Page) -> Any:
     canvas = page.get_by_role("application", name="Flame graph")
-    expect(canvas).to_have_attribute("data-calls", "7")
+    expect(canvas).to_have_attribute("data-boxes", "7")
     return canvas
 
 

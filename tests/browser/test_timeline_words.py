@@ -139,19 +139,20 @@ def test_keys_alone_reach_everything(opened):
     expect(t.canvas).not_to_be_focused()
 
 
-def test_f_zooms_to_what_the_pointer_is_on_or_says_that_nothing_is_chosen(opened):
+def test_f_zooms_to_what_the_pointer_is_on_or_selects_a_layer(opened):
     t = opened()
     before = t.window_us()
     t.canvas.focus()
-    t.page.keyboard.press("f")
-    expect(t.details).to_contain_text("Nothing is selected")
-    expect(t.page.locator(".pf-spoken")).to_contain_text("Nothing is selected")
-    assert t.window_us() == before
     t.page.mouse.move(*t.at(GPU, 1000 + 60 + 80))
     t.page.keyboard.press("f")
     first, last = t.window_us()
     assert last - first == pytest.approx(1.7 * 55)
     expect(t.details.locator("h3")).to_have_count(0)
+    t.page.keyboard.press("0")
+    t.page.mouse.move(2, 2)
+    t.page.keyboard.press("f")
+    expect(t.details.locator("h3")).to_have_text("model")
+    assert t.window_us() == before
 
 
 def test_a_layer_is_named_in_full_among_its_partners(opened):
@@ -163,14 +164,14 @@ def test_a_layer_is_named_in_full_among_its_partners(opened):
     expect(inside.get_by_role("button", name="model.features", exact=True)).to_be_visible()
 
 
-def test_one_match_is_the_match_and_times_count_from_the_first_step(opened):
+def test_times_count_from_the_first_step(opened):
     ops = Track("thread", OPS, [Event("early", -200, 50, "other"), Event("late", 30, 20, "other")])
     steps = Track("steps", "Steps", [Event("step 1", 0, 100, "other")])
     t = opened(samples.encoded([steps, ops]))
     t.page.get_by_role("button", name="Table").click()
     t.search.fill("early")
     table = t.page.locator(".pf-tl-table")
-    expect(table.locator("p")).to_have_text("The match in the visible range")
+    expect(table.locator("p")).to_have_text("Matches in the visible range, longest first")
     expect(table.locator("th").nth(4)).to_have_text("Start")
     expect(table.locator("tbody tr td").nth(3)).to_have_text("−0.200 ms")
     t.click(OPS, -180)

@@ -29,9 +29,8 @@ export function timelineWords(state, facts) {
   // Describes a time by the step that contains it and the offset: "1.23 ms into step 2".
   const when = (time) => {
     const { store } = state;
-    const steps = store.tracks.find((track) => track.kind === "steps")?.rows[0];
-    const at = steps ? store.firstAt(steps, time) : -1;
-    if (!steps || at >= steps.last || store.start[at] > time) return `${fromFirstStep(time)} from the start of the first step`;
+    const at = store.stepAt(time);
+    if (at < 0) return `${fromFirstStep(time)} from the start of the first step`;
     return `${duration((time - store.start[at]) / 1e6)} into ${of("names", store.name[at])}`;
   };
   // The label of a link to an event. Layers have their full path, because their own name may be just a number.
@@ -48,7 +47,7 @@ export function timelineWords(state, facts) {
 
 export function timelineTip(state, words, found) {
   const { store } = state;
-  if (found.bytes !== undefined) return [h("b", {}, `${byteSize(found.bytes)} alive`), h("span", { class: "pf-quiet" }, `${found.lane.title} · ${words.when(found.time)}`)];
+  if (found.bytes !== undefined) return [h("b", {}, `${byteSize(found.bytes)} alive`), h("span", { class: "pf-quiet" }, `${found.title} · ${words.when(found.time)}`)];
   const i = found.event;
   const { name, kind, category, detail, layer } = words.about(i);
   return [
@@ -85,7 +84,7 @@ export function eventDetails(state, words, jump, showLayer) {
     factRows([
       ["duration", ms(store.duration[i])], ["start", words.when(store.start[i])], ["self", to > from ? ms(store.self(i)) : null],
       ["kind", h("span", { class: "pf-kind" }, swatch(kind), kind.word)], ["category", category], ["on", track.title], ["shapes", detail]]),
-    layer && h("p", { class: "pf-tl-layer" }, h("span", { class: "pf-quiet" }, "Layer "),
+    layer && h("p", {}, h("span", { class: "pf-quiet" }, "Layer "),
       layerRow >= 0 ? linkTo(layer, `Show ${layer} in the Layers tab`, () => showLayer(layerRow)) : h("span", { class: "pf-name" }, layer)),
     groups.length > 0 && h("div", { class: "pf-tl-partners" }, groups),
   ].filter(Boolean);
@@ -112,9 +111,7 @@ export function intervalDetails(state, words) {
 export function timelineTable(state, words, facts, jump) {
   const { store } = state;
   const found = store.longestIn(state.t0, state.t1, MOST_LISTED);
-  const what = store.lit ? "matches" : "events";
-  const all = found.length === 1 ? `The ${what === "events" ? "event" : "match"}` : `The ${found.length} ${what}`;
-  const caption = found.length < MOST_LISTED ? `${all} in the visible range${found.length > 1 ? ", longest first" : ""}` : `The ${MOST_LISTED} longest ${what} in the visible range`;
+  const caption = `${store.lit ? "Matches" : "Events"} in the visible range, longest first${found.length < MOST_LISTED ? "" : ` (only ${MOST_LISTED} are listed)`}`;
   const rows = found.map((i) => {
     const { name, layer, layerRow, kind, track } = words.about(i);
     return [h("button", { type: "button", class: "pf-link pf-name", title: name, "aria-pressed": String(i === state.selected), click: () => jump(i) }, name),

@@ -1,45 +1,14 @@
 // The timeline's events: typed arrays sorted by track, depth and start, the queries on them, and how events are
 // connected.
+import { boxStore, greatestOf, PLAIN, SHADES, shadeOf } from "../../draw/js/canvas.js";
 import { placeOf } from "../../draw/js/sorted_places.js";
-
-// Does the same as placeOf, but with doubling steps, which is faster for indices near `from`.
-export function placeNear(values, value, from, to) {
-  let step = 1;
-  while (from + step < to && values[from + step] < value) {
-    from += step;
-    step *= 2;
-  }
-  return placeOf(values, value, from, Math.min(to, from + step));
-}
-
-// The index of the first maximum in values[from..to). Whole blocks are looked up.
-const BLOCK = 16;
-function greatestOf(values) {
-  const greatest = new Uint32Array(Math.ceil(values.length / BLOCK));
-  for (let i = 0; i < values.length; i += 1) {
-    const block = Math.floor(i / BLOCK);
-    if (i % BLOCK === 0 || values[i] > values[greatest[block]]) greatest[block] = i;
-  }
-  return (from, to) => {
-    let best = from;
-    for (let i = from; i < to;) {
-      const isWhole = i % BLOCK === 0 && i + BLOCK <= to;
-      const at = isWhole ? greatest[i / BLOCK] : i;
-      if (values[at] > values[best]) best = at;
-      i += isWhole ? BLOCK : 1;
-    }
-    return best;
-  };
-}
 
 // The rows of a stream are lanes for overlapping work, which is not nested.
 const NESTED_TRACKS = new Set(["layers", "thread", "python"]);
 
 // Nesting, launches, and the links between forward and backward.
-function timelineLinks({ arrays, reach, before, header, rows, tracks, rowOf, rowAt }) {
-  const { start, duration, layer, launch, forward, kind, category } = arrays;
-  const total = start.length;
-  const end = (i) => start[i] + duration[i];
+function timelineLinks({ start, duration, layer, launch, forward, kind, category, total, before, header, rows, tracks, end, rowOf, firstAt }) {
+  const rowAt = (track, level) => track.rows.find((row) => row.depth === level);
   const nests = (row) => NESTED_TRACKS.has(row.track.kind);
   const children = (i) => {
     const row = rowOf(i);
@@ -48,7 +17,7 @@ function timelineLinks({ arrays, reach, before, header, rows, tracks, rowOf, row
   };
   // The event on `row` at a given time.
   const holding = (row, time) => {
-    const at = placeOf(reach, time, row.first, row.last);
+    const at = firstAt(row, time);
     return at < row.last && start[at] <= time ? at : -1;
   };
   const parent = (i) => {
@@ -57,6 +26,8 @@ function timelineLinks({ arrays, reach, before, header, rows, tracks, rowOf, row
     const at = above ? holding(above, start[i] + duration[i] / 2) : -1;
     return at >= 0 && start[at] <= start[i] ? at : -1;
   };
+  const steps = tracks.find((track) => track.kind === "steps")?.rows[0];
+  const stepAt = (time) => (steps ? holding(steps, time) : -1);
   // An event's time without its children, or null if it cannot have children.
   const self = (i) => {
     if (!nests(rowOf(i))) return null;
@@ -151,8 +122,7 @@ function timelineLinks({ arrays, reach, before, header, rows, tracks, rowOf, row
   const touching = (times) => (k) => times.some((time) => start[k] <= time && time < end(k));
   // If there is no node, a layer's forward and backward are paired within a step.
   const inStep = (i) => {
-    const steps = tracks.find((track) => track.kind === "steps")?.rows[0];
-    const at = steps ? holding(steps, start[i]) : -1;
+    const at = stepAt(start[i]);
     return at < 0 ? [-Infinity, Infinity] : [start[at], end(at)];
   };
   // The backward nodes created by an event or its children and, for a layer, its backward intervals.
@@ -190,7 +160,7 @@ function timelineLinks({ arrays, reach, before, header, rows, tracks, rowOf, row
     const by = launch[i] >= 0 ? launch[i] : i;
     return sameLayer(by, (k) => kind[k] === kind[by] && touching([start[by]])(k))[0] ?? -1;
   };
-  return { children, parent, self, opAround, launcher, launched, backwardOf, forwardOf, layerAround };
+  return { steps, stepAt, children, parent, self, launcher, launched, backwardOf, forwardOf, layerAround };
 }
 
 export const PLAIN_TRACKS = new Set(["steps", "phases", "layers"]);
@@ -206,120 +176,69 @@ function timelineStore(buffer) {
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, size)));
   const arrays = {};
   for (const [key, [type, offset, length]] of Object.entries(header.arrays)) arrays[key] = new ARRAY_TYPES[type](buffer, 4 + size + offset, length);
-  const { start, duration, depth, name, layer } = arrays;
-  const total = start.length;
-  // The latest end up to an event and the total time before it, for each row (one depth of a track).
-  const reach = new Float64Array(total);
-  const before = new Float64Array(total + 1);
-  const rows = [];
+  const { depth, name, layer, kind } = arrays;
+  // A row is one depth of a track.
   const tracks = header.tracks.map((facts) => {
     const track = { ...facts, rows: [] };
-    for (let from = track.first, end = from + track.count; from < end;) {
-      const to = placeOf(depth, depth[from] + 1, from, end);
-      const row = { track, depth: depth[from], first: from, last: to, shaded: !PLAIN_TRACKS.has(track.kind) };
-      let latest = -Infinity;
-      for (let i = from; i < to; i += 1) {
-        latest = Math.max(latest, start[i] + duration[i]);
-        reach[i] = latest;
-        before[i + 1] = before[i] + duration[i];
-      }
-      rows.push(row);
-      track.rows.push(row);
-      from = to;
+    for (let first = track.first, last = first, end = first + track.count; first < end; first = last) {
+      last = placeOf(depth, depth[first] + 1, first, end);
+      track.rows.push({ track, depth: depth[first], first, last });
     }
-    // For a folded track, the deepest row that covers most of the first row's time.
-    const time = (row) => before[row.last] - before[row.first];
-    track.head = track.rows.findLast((row) => time(row) >= 0.6 * time(track.rows[0]));
     return track;
   });
-  // The label for a box, which is the name, or its most informative part if the name is too wide.
-  const labels = [...header.names];
-  const brief = header.names.map((text, code) => {
-    const short = /^(?:aten::|.*\.(?=[^.\s]+$)|autograd::engine::evaluate_function: |void |at::native::)/s.exec(text)?.[0].length;
-    return short ? labels.push(text.slice(short)) - 1 : code;
-  });
-  const used = new Uint8Array(256);
-  for (let i = 0; i < total; i += 1) used[arrays.kind[i]] = 1;
-  const firsts = rows.map((row) => row.first);
-  const rowOf = (i) => rows[placeOf(firsts, i + 1, 0, rows.length) - 1];
-  const end = (i) => start[i] + duration[i];
-  const rowAt = (track, level) => track.rows.find((row) => row.depth === level);
-  const firstAt = (row, time) => placeOf(reach, time, row.first, row.last);
-  const greatest = greatestOf(duration);
-  const longest = (from, to) => (from < to ? greatest(from, to) : -1);
+  const rows = tracks.flatMap((track) => track.rows);
+  const store = Object.assign(boxStore(rows, arrays), { header, tracks });
+  const { start, duration, before, end, firstAt } = store;
+  // For a folded track, the deepest row that covers most of the first row's time.
+  const time = (row) => before[row.last] - before[row.first];
+  for (const track of tracks) track.head = track.rows.findLast((row) => time(row) >= 0.6 * time(track.rows[0]));
+  // Ops of the same kind are shaded by name. Phases, steps and layers have the plain colour of their kind.
+  const codes = new Uint16Array(start.length);
+  for (const row of rows) {
+    const isPlain = PLAIN_TRACKS.has(row.track.kind);
+    for (let i = row.first; i < row.last; i += 1) codes[i] = kind[i] * SHADES.length + (isPlain ? PLAIN : shadeOf(name[i]));
+  }
+  // The most informative parts of the names, for boxes that are too narrow for the whole name.
+  const brief = header.names.map((text) => text.replace(/^(?:aten::|.*\.(?=[^.\s]+$)|autograd::engine::evaluate_function: |void |at::native::)/s, ""));
   const inside = (row, t0, t1) => {
     const [from, to] = [firstAt(row, t0), placeOf(start, t1, row.first, row.last)];
     if (from >= to) return { from, to: from, busy: 0 };
     return { from, to, busy: before[to] - before[from] - Math.max(0, t0 - start[from]) - Math.max(0, end(to - 1) - t1) };
   };
-
-  // Search. `lit` contains the number of matches before each event, which makes it fast to check a range for matches.
-  let lit = null;
-  let scope = rows;
-  const search = (query) => {
-    lit = null;
-    scope = rows;
-    if (!query) return 0;
+  // Finds events by a part of their name or layer, or by `layer:` and a layer's full name. In the latter case, only the
+  // layer's own intervals are counted, if there are any.
+  const find = (query) => {
     const exact = query.startsWith("layer:") ? header.layers.indexOf(query.slice(6)) : -1;
-    const wanted = query.toLowerCase();
-    const names = header.names.map((text) => exact < 0 && text.toLowerCase().includes(wanted));
-    const layers = header.layers.map((text, code) => (exact < 0 ? text.toLowerCase().includes(wanted) : code === exact));
-    lit = new Uint32Array(total + 1);
-    for (let i = 0; i < total; i += 1) lit[i + 1] = lit[i] + (names[name[i]] || (layer[i] >= 0 && layers[layer[i]]) ? 1 : 0);
-    const spans = rows.filter((row) => row.track.kind === "layers" && lit[row.last] > lit[row.first]);
-    if (exact >= 0 && spans.length) scope = spans;
-    return scope.reduce((sum, row) => sum + lit[row.last] - lit[row.first], 0);
+    const matching = (texts) => texts.map((text) => exact < 0 && text.toLowerCase().includes(query.toLowerCase()));
+    const [names, layers] = [matching(header.names), matching(header.layers)];
+    if (exact >= 0) layers[exact] = true;
+    const test = query && ((i) => names[name[i]] || layers[layer[i]]);
+    return (exact >= 0 && store.search(test, rows.filter((row) => row.track.kind === "layers"))) || store.search(test);
   };
-  // The position at which an event is, or would be, in a row that is sorted by start and then by index.
-  const standing = (row, i, time) => {
-    if (i >= row.first && i < row.last) return i;
-    let at = placeOf(start, time, row.first, row.last);
-    if (row.first < i) while (at < row.last && start[at] === time) at += 1;
-    return at;
-  };
-  // The next match after event `i` (from a given time if that is -1), or the previous one.
-  const match = (i, time, direction) => {
-    let best = -1;
-    for (const row of scope) {
-      const at = standing(row, i, time);
-      const [from, to] = direction > 0 ? [at + (at === i ? 1 : 0), row.last] : [row.first, at];
-      if (from >= to || lit[from] === lit[to]) continue;
-      const hit = direction > 0 ? placeOf(lit, lit[from] + 1, from + 1, to) - 1 : placeOf(lit, lit[to], from, to) - 1;
-      const later = best < 0 ? 0 : start[hit] - start[best] || hit - best;
-      if (best < 0 || later * direction < 0) best = hit;
-    }
-    return best;
-  };
-  const rank = (i) => scope.reduce((sum, row) => sum + lit[standing(row, i, start[i])] - lit[row.first], 0);
-
   // The longest events in a time range or, during a search, the longest matches.
   const longestIn = (t0, t1, most) => {
     const found = [];
-    let least = -1;
+    const { lit } = store;
     for (const row of rows) {
       for (let i = firstAt(row, t0); i < row.last && start[i] < t1; i += 1) {
-        if (duration[i] <= least || (lit && lit[i + 1] === lit[i])) continue;
+        if (duration[i] <= (duration[found[most - 1]] ?? -1) || (lit && lit[i + 1] === lit[i])) continue;
         const at = found.findIndex((other) => duration[other] < duration[i]);
         found.splice(at < 0 ? found.length : at, 0, i);
         if (found.length > most) found.pop();
-        if (found.length === most) least = duration[found[most - 1]];
       }
     }
     return found;
   };
   // The index in another store of this store's event `i`.
   const same = (i, other) => {
-    const row = rowOf(i);
+    const { track } = store.rowOf(i);
     for (const to of other.rows) {
-      if (to.track.title !== row.track.title) continue;
+      if (to.track.title !== track.title) continue;
       const at = placeOf(other.start, start[i], to.first, to.last);
       if (other.start[at] === start[i] && other.header.names[other.name[at]] === header.names[name[i]]) return at;
     }
     return -1;
   };
-  return {
-    ...arrays, header, labels, brief, tracks, rows, total, reach, before, rowOf, rowAt, end, firstAt, longest, inside,
-    ...timelineLinks({ arrays, reach, before, header, rows, tracks, rowOf, rowAt }), search, match, rank, longestIn, same, used, highest: header.memory.length ? greatestOf(arrays.memory_bytes) : null,
-    get lit() { return lit; },
-  };
+  const highest = header.memory.length ? greatestOf(arrays.memory_bytes) : null;
+  return Object.assign(store, timelineLinks(store), { codes, brief, inside, find, longestIn, same, highest });
 }

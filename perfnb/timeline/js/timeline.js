@@ -21,30 +21,23 @@ function wholeOf(model) {
 function timelineTab(model, timeline, facts, showLayer) {
   const notice = h("p", { class: "pf-quiet pf-empty", role: "status" }, "Loading the timeline …");
   const element = h("div", { class: "pf-view pf-timeline" }, notice);
-  let [view, wanted] = [null, null];
-  let begun = false;
+  let [view, wanted, begun] = [null, null, false];
   const put = async (bytes) => {
     const store = await unpackTimeline(bytes);
     if (view) return view.replace(store);
     view = timelineView(element, store, facts, showLayer);
     view.shown();
-    if (wanted != null) view.goToLayer(wanted);
-    return null;
+    return wanted != null && view.goToLayer(wanted);
   };
   const begin = async () => {
     begun = true;
-    try {
-      await put(model.get("timeline"));
-    } catch (error) {
-      const missing = typeof DecompressionStream === "undefined";
-      notice.textContent = missing ? "This browser cannot unpack the timeline: it has no DecompressionStream. The Layers and Ops tabs have the totals." : `The timeline cannot be read: ${error.message}`;
-      return;
-    }
-    if (!timeline.whole) wholeOf(model).then(put).catch(() => {});
+    await put(model.get("timeline"));
+    if (!timeline.whole) await put(await wholeOf(model));
   };
   const shown = () => {
-    if (!begun) begin();
     view?.shown();
+    // If all events cannot be read, the coarser level remains.
+    if (!begun) begin().catch((error) => { notice.textContent = `The timeline cannot be read: ${error.message}. The other tabs have the totals.`; });
   };
   const reveal = (name) => {
     wanted = facts.row(name);

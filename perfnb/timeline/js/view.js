@@ -1,32 +1,45 @@
 // The timeline's elements, and the code that updates them when its state changes.
-import { canvasParts, framesOf, whenThemeChanges } from "../../draw/js/canvas.js";
+import { boxPalette, shadesOf } from "../../draw/js/canvas.js";
+import { canvasView } from "../../draw/js/canvas_view.js";
 import { legendOf } from "../../draw/js/chart.js";
-import { closeButton, h, holdsFocus } from "../../draw/js/dom.js";
+import { h, holdsFocus } from "../../draw/js/dom.js";
 import { byteSize, duration, grouped } from "../../draw/js/format.js";
-import { steerOverview, steerTimeline, timelineActs } from "./acts.js";
-import { eventDetails, intervalDetails, timelineTable, timelineWords } from "./details.js";
+import { eventDetails, intervalDetails, timelineTable, timelineTip, timelineWords } from "./details.js";
 import { LANE, timelineFrame, timelineLanes } from "./frame.js";
 
-const TALLEST = 480;
-const HINTS = [["W S", "zoom"], ["A D", "pan"], ["← →", "neighbours"], ["↑ ↓", "caller, callee"], ["F", "zoom to selection"], ["0", "show all"], ["/", "search"], ["N", "next match"], ["Shift+drag", "measure"]];
+const SHORTEST_NS = 20;
+const MOST_LINES = 200;
+
+// A click or drag in the overview moves the visible range there.
+function steerOverview(top, state, frame, view) {
+  const move = (event) => {
+    const { start_ns: begin, end_ns: end } = state.store.header;
+    const px = event.clientX - top.getBoundingClientRect().left - LANE.gutter;
+    const middle = begin + (px / frame.size.width) * (end - begin);
+    view.show(middle - (state.t1 - state.t0) / 2, middle + (state.t1 - state.t0) / 2, true);
+  };
+  top.addEventListener("pointerdown", (event) => {
+    if (event.button || event.offsetY > LANE.overview) return;
+    top.setPointerCapture(event.pointerId);
+    move(event);
+  });
+  top.addEventListener("pointermove", (event) => top.hasPointerCapture(event.pointerId) && move(event));
+}
 
 export function timelineView(element, store, facts, showLayer) {
   const state = {
-    store, t0: 0, t1: 1, goal: null, scroll: 0, selected: -1, hovered: -1, layer: -1, links: [], interval: null, pointer: null, folded: new Set(), query: "",
+    store, rows: [], lanes: [], t0: 0, t1: 1, goal: null, scroll: 0, selected: -1, hovered: -1, links: [], interval: null, folded: new Set(), query: "",
   };
   const top = h("canvas", { class: "pf-tl-top", "aria-hidden": "true" });
-  const { canvas, body, scroller, tip, spoken, panel, hints, search, status, point, whenSearched } = canvasParts("Timeline", "Search events and layers", HINTS);
-  panel.classList.add("pf-tl-details");
   const titles = h("div", { class: "pf-tl-titles" });
-  body.append(titles);
+  const legend = h("div", { class: "pf-tl-legend" });
   const table = h("div", { class: "pf-tl-table", hidden: true });
   const note = h("p", { class: "pf-quiet" });
-  const frame = timelineFrame(state, canvas, top);
+  const frame = timelineFrame(state, top);
   const words = timelineWords(state, facts);
 
-  let [listing, listed] = [0, ""];
-  const redraw = framesOf(state, frame.draw, () => list());
   // The table is updated once the picture has stopped moving.
+  let [listing, listed] = [0, ""];
   const list = () => {
     const now = `${state.t0} ${state.t1} ${state.query} ${state.selected} ${state.store.total}`;
     if (table.hidden || now === listed) return;
@@ -34,170 +47,123 @@ export function timelineView(element, store, facts, showLayer) {
     listing = setTimeout(() => {
       listed = now;
       const held = holdsFocus(table);
-      table.replaceChildren(...timelineTable(state, words, facts, (i) => act.choose(i, true)));
+      table.replaceChildren(...timelineTable(state, words, facts, (i) => view.choose(i, true)));
       if (held) table.querySelector("[aria-pressed=true]")?.focus({ preventScroll: true });
     }, 150);
   };
-  const ui = {
-    redraw, canvas, scroller, spoken, search, point, describe: () => describe(), layout: () => layout, fold: (lane) => fold(lane), tell: (rank) => tell(rank),
-    say: (text) => {
-      panel.replaceChildren(h("p", { class: "pf-quiet" }, text));
-      spoken.textContent = text;
-    },
-    get shell() { return shell; },
-  };
-  const act = timelineActs(state, frame, words, ui);
-
-  let matches = 0;
-  const tell = (rank) => {
-    status.textContent = !state.query ? "" : `${rank ? `${grouped(rank)} of ` : ""}${grouped(matches)}${rank ? "" : ` of ${grouped(state.store.total)} events`}`;
-    for (const button of steps) button.disabled = !matches;
-  };
-  const run = (query) => {
-    state.query = query;
-    matches = state.store.search(query);
-    tell(0);
-    redraw();
-  };
-  whenSearched(run, act.next);
-  const button = (word, title, click, more = {}) => h("button", { type: "button", title, click, ...more }, word);
-  const steps = [button("‹", "Previous match (Shift+N)", () => act.next(-1), { "aria-label": "Previous match" }), button("›", "Next match (N)", () => act.next(1), { "aria-label": "Next match" })];
-  const toggle = button("Table", "List the longest visible events", () => {
+  const toggle = h("button", { type: "button", title: "List the longest visible events", "aria-pressed": "false", click: () => {
     table.hidden = !table.hidden;
     toggle.setAttribute("aria-pressed", String(!table.hidden));
-    listed = "";
     list();
-  }, { "aria-pressed": "false" });
-  const toolbar = h("div", { class: "pf-toolbar" },
-    h("span", { class: "pf-search" }, search, h("span", { class: "pf-buttons pf-tl-steps" }, steps), status),
-    h("span", { class: "pf-buttons" }, button("−", "Zoom out (S)", () => act.zoom(1.6), { "aria-label": "Zoom out" }), button("+", "Zoom in (W)", () => act.zoom(1 / 1.6), { "aria-label": "Zoom in" }),
-      button("All", "Show the whole time range (0)", act.whole), toggle));
-  const legend = h("div", { class: "pf-tl-legend" });
-  const wheel = h("span", {});
-  const sayWheel = (focused) => { wheel.textContent = focused ? "The wheel zooms; press Esc to scroll the page again" : "Click to zoom with the wheel (or use Ctrl+wheel); drag to pan"; };
-  canvas.addEventListener("focus", () => sayWheel(true));
-  canvas.addEventListener("blur", () => sayWheel(false));
-  sayWheel(false);
-  hints.prepend(wheel);
-  const more = h("button", { type: "button", class: "pf-tl-more", hidden: true });
-  const shell = h("div", { class: "pf-canvas-shell" }, top, scroller, more, tip);
+  } }, "Table");
 
-  const describe = () => {
-    const inside = holdsFocus(panel);
-    const close = closeButton(() => { act.choose(-1); canvas.focus({ preventScroll: true }); });
-    if (state.interval) panel.replaceChildren(close, ...intervalDetails(state, words));
-    else if (state.selected >= 0) panel.replaceChildren(close, ...eventDetails(state, words, (i) => act.choose(i, true), showLayer));
-    else panel.replaceChildren(h("p", { class: "pf-quiet" }, "Click an event for its times, its layer, and what it launched or was launched by."));
-    if (inside) canvas.focus({ preventScroll: true });
-  };
-  let layout = null;
-  let [tallest, given] = [TALLEST, 0];
   const fold = (lane) => {
     if (!state.folded.delete(lane.key)) state.folded.add(lane.key);
-    lay();
+    view.lay();
   };
   // The tracks and their titles, one below the other.
   const lay = () => {
-    const focused = [...titles.children].findIndex((node) => node === titles.getRootNode().activeElement);
-    layout = frame.lay();
-    body.style.height = `${layout.height}px`;
-    if (given && parseFloat(scroller.style.height) !== given) tallest = parseFloat(scroller.style.height);  // as the reader dragged it
-    given = Math.min(tallest, layout.height);
-    scroller.style.height = `${given}px`;
-    scroller.style.maxHeight = `${layout.height}px`;
-    titles.replaceChildren(...layout.lanes.map((lane) => {
-      const style = `top:${lane.y}px;height:${lane.height}px`;
-      const most = lane.memory ? `max ${byteSize(lane.memory.most)}` : null;
-      const title = [lane.title, most, lane.note].filter(Boolean).join("\n");
-      const text = [h("span", { class: "pf-tl-name" }, lane.title), lane.height > 32 ? [most, lane.note].filter(Boolean).map((line) => h("small", { class: "pf-quiet" }, line)) : null].flat();
-      return lane.folds
-        ? h("button", { type: "button", class: "pf-tl-title", style, title, "aria-expanded": String(!lane.folded), click: () => fold(lane) }, text)
-        : h("div", { class: "pf-tl-title", style, title }, text);
+    const focused = [...titles.children].findIndex(holdsFocus);
+    const { lanes, height } = timelineLanes(state.store, state.folded);
+    Object.assign(state, { lanes, rows: lanes.flatMap((lane) => lane.rows) });
+    titles.replaceChildren(...lanes.map((lane) => {
+      const more = [lane.memory && `max ${byteSize(lane.memory.most)}`, lane.note].filter(Boolean);
+      const props = { class: "pf-tl-title", style: `top:${lane.y}px;height:${lane.height}px`, title: [lane.title, ...more].join("\n") };
+      const text = [h("span", { class: "pf-tl-name" }, lane.title), lane.height > 32 && more.map((line) => h("small", { class: "pf-quiet" }, line))];
+      return lane.folds ? h("button", { type: "button", ...props, "aria-expanded": String(!lane.folded), click: () => fold(lane) }, text) : h("div", props, text);
     }));
     titles.children[focused]?.focus({ preventScroll: true });
-    fit();
+    return height;
   };
-  const fit = () => {
-    const wide = scroller.clientWidth;
-    if (!wide || !layout) return;
-    const gutter = Math.round(Math.min(190, Math.max(128, 0.15 * wide)));
-    shell.style.setProperty("--pf-gutter", `${gutter}px`);
-    frame.resize(wide - gutter, Math.min(scroller.clientHeight, layout.height), gutter);
-    scrolled();
+  const chosen = (i) => {
+    const { store: now } = state;
+    state.interval = null;
+    state.links = [];
+    if (i < 0) return;
+    const link = (from, to) => from >= 0 && to >= 0 && state.links.push({ from, to });
+    const { layers, nodes } = now.backwardOf(i);
+    for (const from of new Set([now.layerAround(i), now.launcher(i), now.launch[i], ...now.forwardOf(i)])) link(from, i);
+    for (const to of [...now.launched(i).events.slice(0, MOST_LINES), ...(layers.length ? layers : nodes).slice(0, MOST_LINES)]) link(i, to);
   };
-  // A button names the next track below the edge, which readers would otherwise miss.
-  const scrolled = () => {
-    state.scroll = scroller.scrollTop;
-    const below = layout.lanes.filter((lane) => lane.y + LANE.row > state.scroll + frame.size.height);
-    more.hidden = !below.length;
-    if (below.length) more.replaceChildren("↓ ", h("span", { class: "pf-name" }, below[0].title), below.length > 1 ? ` + ${below.length - 1}` : "");
-    more.title = below.map((lane) => lane.title).join("\n");
-    redraw();
+  // The longest visible layer, or the longest event if there are no layers.
+  const first = () => {
+    const { store: now, t0, t1 } = state;
+    const rows = [...now.rows].sort((a, b) => (b.track.kind === "layers") - (a.track.kind === "layers"));
+    return rows.map((row) => now.inside(row, t0, t1)).filter(({ from, to }) => from < to).map(({ from, to }) => now.longest(from, to))[0] ?? -1;
   };
-  more.addEventListener("click", () => {
-    const next = layout.lanes.find((lane) => lane.y + LANE.row > state.scroll + frame.size.height);
-    if (next) scroller.scrollTop = next.y + next.height - frame.size.height + LANE.gap;
+  let matches = 0;
+  const view = canvasView(element, state, frame, {
+    label: "Timeline", words: "Search events and layers", hint: "Click an event for its times, its layer, and what it launched or was launched by.",
+    keys: [["Shift+drag", "measure"]], gutter: LANE.gutter, buttons: [toggle], above: [legend, note], head: top, inside: titles, below: [table],
+    least: SHORTEST_NS, margin: 0.35, lay, chosen, first, settled: list,
+    bounds() {
+      const { start_ns: begin, end_ns: end } = state.store.header;
+      return [begin - 0.015 * (end - begin), end + 0.015 * (end - begin)];
+    },
+    recolour() { state.palette = boxPalette(shadesOf(state.store.header.kinds, frame.context), state.theme); },
+    search(query) {
+      state.query = query;
+      matches = state.store.find(query);
+      return matches;
+    },
+    status(rank) {
+      if (!state.query) return "";
+      return rank ? `${grouped(rank)} of ${grouped(matches)}` : `${grouped(matches)} of ${grouped(state.store.total)} events`;
+    },
+    up: (i) => state.store.parent(i),
+    down: (i) => state.store.longest(...state.store.children(i)),
+    spoken: (i) => `${words.brief(i)}, ${words.when(state.store.start[i])}`,
+    details() {
+      if (state.interval) return intervalDetails(state, words);
+      return state.selected >= 0 ? eventDetails(state, words, (i) => view.choose(i, true), showLayer) : null;
+    },
+    tip: (found) => (found.event >= 0 || found.bytes != null) && timelineTip(state, words, found),
+    mark(a, b) {
+      if (state.selected >= 0) view.choose(-1);
+      state.interval = [a, b];
+      view.describe();
+      view.redraw();
+    },
+    open(i) {
+      const { track, depth } = state.store.rowOf(i);
+      if (track.lane.folded && depth > track.lane.rows[0].depth) fold(track.lane);
+    },
   });
-  const recolour = () => {
-    if (!element.isConnected) return;
-    frame.setTheme(element.closest(".perfnb"));
-    redraw();
-  };
   const accept = () => {
-    const { header, used, total } = state.store;
-    legend.replaceChildren(legendOf(header.kinds.filter((_, k) => used[k]), { "aria-label": "Kinds of events" }));
-    note.hidden = !(header.total_events > total);
-    note.textContent = note.hidden ? "" : `Showing events of ${duration(header.shortest_ns / 1e6)} and longer: ${grouped(total)} of ${grouped(header.total_events)}.`;
-    canvas.setAttribute("aria-label", `Timeline of ${grouped(total)} events in ${grouped(header.tracks.length)} tracks`);
-    lay();
-    recolour();
-    run(state.query);
-    describe();
+    const { header, kind, total, tracks } = state.store;
+    legend.replaceChildren(legendOf(header.kinds.filter((_, k) => kind.includes(k)), { "aria-label": "Kinds of events" }));
+    note.hidden = header.total_events <= total;
+    note.textContent = `Showing events of ${duration(header.shortest_ns / 1e6)} and longer: ${grouped(total)} of ${grouped(header.total_events)}.`;
+    frame.canvas.setAttribute("aria-label", `Timeline of ${grouped(total)} events in ${grouped(tracks.length)} tracks`);
+    view.accept();
   };
-
-  element.replaceChildren(toolbar, legend, note, shell, hints, panel, table, spoken);
-  steerTimeline(canvas, scroller, state, frame, act);
-  steerOverview(top, state, frame, act);
-  scroller.addEventListener("scroll", scrolled);
-  new ResizeObserver(fit).observe(scroller);
-  whenThemeChanges(element, recolour);
-  [state.t0, state.t1] = act.bounds();
-  // Python calls are folded, because they take many rows to show what ops and layers show in a few.
-  for (const track of store.tracks) if (track.kind === "python") state.folded.add(`python ${track.title}`);
-  // Threads without any of the step's work are folded to save space.
-  if (timelineLanes(store, state.folded).height > TALLEST) {
-    const other = store.header.kinds.findIndex((kind) => kind.word === "other");
-    for (const track of store.tracks) {
-      if (track.kind === "thread" && store.kind.subarray(track.first, track.first + track.count).every((kind) => kind === other)) state.folded.add(`thread ${track.title}`);
-    }
+  steerOverview(top, state, frame, view);
+  // Python calls take many rows to show what ops and layers show in a few, and some threads have none of the step's work.
+  const other = store.header.kinds.findIndex((kind) => kind.word === "other");
+  for (const { kind, title, first: from, count } of store.tracks) {
+    const isIdle = kind === "thread" && store.kind.subarray(from, from + count).every((one) => one === other);
+    if (kind === "python" || isIdle) state.folded.add(`${kind} ${title}`);
   }
   accept();
+  view.whole(true);
   return {
-    shown: () => {
-      recolour();
-      fit();
-    },
+    shown: view.shown,
     // When all events replace a coarser level, the visible range, selection, search and marked range are preserved.
     replace(next) {
-      const chosen = state.selected >= 0 ? state.store.same(state.selected, next) : -1;
+      const selected = state.selected >= 0 ? state.store.same(state.selected, next) : -1;
       const { interval } = state;
-      state.store = next;
-      state.hovered = -1;
+      Object.assign(state, { store: next, selected: -1 });
       accept();
-      act.choose(chosen);
-      if (interval) act.mark(...interval);
+      view.choose(selected);
+      if (interval) state.interval = interval;
+      view.describe();
     },
     goToLayer(row) {
       const code = state.store.header.layer_rows.indexOf(row);
-      search.value = `layer:${state.store.header.layers[code] ?? facts.path(row)}`;
-      run(search.value.trim());
-      act.choose(-1);
-      const first = state.store.match(-1, -Infinity, 1);
-      if (first >= 0) {
-        act.choose(first, true, true);
-        tell(1);
-      }
-      canvas.focus();
+      view.look(`layer:${state.store.header.layers[code] ?? facts.path(row)}`);
+      view.choose(-1);
+      if (matches) view.next(1, true);
+      frame.canvas.focus();
     },
   };
 }
