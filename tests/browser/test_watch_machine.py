@@ -73,9 +73,9 @@ def test_phases_show_where_zoomed_in(tab):
     page = tab()
     strips = page.locator("[data-chart=cpu] svg rect:visible")
     expect(strips).to_have_count(0)
-    expect(page.locator(".pf-machine .pf-legend")).to_contain_text("zoom in on the strip below")
+    expect(page.locator(".pf-machine > .pf-legend")).to_contain_text("zoom in on the strip below")
     zoomed(page)
-    expect(page.locator(".pf-machine .pf-legend")).to_contain_text("lighter: estimated from the traced steps")
+    expect(page.locator(".pf-machine > .pf-legend")).to_contain_text("lighter: estimated from the traced steps")
     # The strips follow one after the other as the window moves.
     page.wait_for_function(
         """() => {
