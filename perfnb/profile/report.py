@@ -126,8 +126,7 @@ def _figures(summary: Summary) -> Iterator[Figure]:
     if summary.failure is not None and timing.median_ms is None:
         return
     label = ("inference step" if _is_inference(summary) else "step") + (" per batch" if summary.by_batch else "")
-    basis = timing.basis if timing.steps else "no timed step"
-    yield Figure(label, timing.median_ms, "ms", timing.ci_ms, basis, timing.samples_ms[:_MOST_DOTS])
+    yield Figure(label, timing.median_ms, "ms", timing.ci_ms, timing.basis, timing.samples_ms[:_MOST_DOTS])
     if timing.throughput_per_s is not None:
         size = "batch size varies" if timing.batch_size is None else f"batch of {timing.batch_size:,}"
         yield Figure("throughput", timing.throughput_per_s, "samples/s", basis=size)
