@@ -76,17 +76,7 @@ def tabs() -> tuple[Tab, ...]:
 def report_document(
     summary: Summary, timeline: Timeline | None = None, timeline_facts: Mapping[str, Any] | None = None
 ) -> Document:
-    """Describe a profile as a document.
-
-    Parameters
-    ----------
-    summary : Summary
-        The facts of the report.
-    timeline : Timeline, optional
-        The timeline of the same profile.
-    timeline_facts : mapping, optional
-        A description of the timeline, whose data are sent separately. See `perfnb.timeline.data.timeline_bytes`.
-    """
+    """Describe a profile as a document. `Report` describes the arguments."""
     report = Report(summary, timeline, timeline_facts)
     shown = [(tab, tab.shows(report)) for tab in tabs()]
     from_trace = f"read from {summary.source}, which has no timed steps"

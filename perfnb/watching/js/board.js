@@ -2,7 +2,7 @@
 // that shows the whole history.
 import { drawn, h, onKeys } from "../../draw/js/dom.js";
 import { clock } from "../../draw/js/format.js";
-import { linePath, mostOf, put, timeLabels, watchChart, write } from "./chart.js";
+import { announce, linePath, mostOf, timeLabels, watchChart, write } from "./chart.js";
 
 const STRIP = { side: 8, band: 17, height: 36, below: 20 };
 const MOST_LEVELS = 3;
@@ -31,10 +31,8 @@ function watchStrip(store, board) {
       drawn("rect", { class: "pf-watch-ground", x: x0, y: top, width: x1 - x0, height: STRIP.height }), pastLine(x, low, first, last),
       seen.map((band) => bandBox(band, x, last)), timeLabels(first, last, x, [x0, x1], low + 15),
       box("pf-watch-shade", x0, left), box("pf-watch-shade", right, x1), box("pf-watch-window", left, Math.max(left + 2, right))));
-    put(holder, {
-      "aria-valuemin": Math.floor(first), "aria-valuemax": Math.ceil(last), "aria-valuenow": Math.round((from + to) / 2),
-      "aria-valuetext": `from ${clock(from, 1)} to ${clock(Math.min(last, to), 1)} of ${clock(last)}${board.view ? "" : store.running ? ", following" : ", the whole"}`,
-    });
+    const whole = board.view ? "" : store.running ? ", following" : ", the whole";
+    announce(holder, [first, last], (from + to) / 2, `from ${clock(from, 1)} to ${clock(Math.min(last, to), 1)} of ${clock(last)}${whole}`);
   };
 
   // Choose the first available line, which is a GPU's line if there are GPUs.
@@ -139,7 +137,6 @@ export function watchBoard(store, phases = null) {
   const charts = store.data.charts.map((chart) => watchChart(chart, store, board));
   const strip = watchStrip(store, board);
   const at = h("span", { class: "pf-watch-at" });
-  const quiet = h("span", {}, (store.data.facts ?? []).join(" · "));
   const grid = h("div", { class: "pf-watch-grid" }, charts.map((chart) => chart.element));
   const waiting = h("p", { class: "pf-quiet pf-empty", hidden: true }, "No readings yet.");
   const element = h("div", { class: "pf-view" }, grid, waiting, strip.element,
@@ -163,11 +160,11 @@ export function watchBoard(store, phases = null) {
     wanted = 0;
     const { cursor } = board;
     write(at, cursor == null ? "" : [`at ${clock(cursor, 1)}`, inside(cursor), phases?.wordAt(cursor)].filter(Boolean).join(" · "));
-    quiet.style.visibility = cursor == null ? "" : "hidden";
   };
   const inside = (time) => store.marked().filter(([, , start, end]) => start <= time && time <= (end ?? Infinity))
     .sort((a, b) => a[1] - b[1]).slice(0, MOST_LEVELS).map(([name]) => name).join(" › ");
   const sized = new ResizeObserver(draw);
   sized.observe(element);
-  return Object.assign(board, { element, line: h("p", { class: "pf-watch-facts pf-quiet" }, quiet, at), draw, close: () => sized.disconnect() });
+  const line = h("p", { class: "pf-watch-facts pf-quiet" }, h("span", {}, (store.data.facts ?? []).join(" · ")), at);
+  return Object.assign(board, { element, line, draw, close: () => sized.disconnect() });
 }

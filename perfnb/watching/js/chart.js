@@ -60,8 +60,11 @@ export function linePath(own, column, [from, to], x, y) {
   return parts.join("");
 }
 
-export function put(element, props) {
-  for (const [key, value] of Object.entries(props)) element.setAttribute(key, value);
+// Sets the value of a slider and its description.
+export function announce(slider, [from, to], time, words) {
+  const now = Math.round(Math.min(to, Math.max(from, time)));
+  const said = { valuemin: Math.floor(from), valuemax: Math.ceil(to), valuenow: now, valuetext: words };
+  for (const [name, value] of Object.entries(said)) slider.setAttribute(`aria-${name}`, value);
 }
 
 export function write(element, text) {
@@ -129,10 +132,7 @@ export function watchChart(chart, store, board) {
       drawn("line", { class: "pf-watch-cursor", x1: place.toFixed(1), x2: place.toFixed(1), y1: SMALL.top - 6, y2: bottom }),
       ...chart.lines.flatMap(({ colour }, i) => (values[i] == null ? [] : drawn("circle", { class: "pf-watch-dot", style: `stroke:${colour}`, r: 3, cx: place, cy: y(values[i]) })))]));
     const said = chart.lines.flatMap(({ word }, i) => (values[i] == null ? [] : `${word} ${words[i]}`));
-    put(plot, {
-      "aria-valuemin": Math.floor(from), "aria-valuemax": Math.ceil(to), "aria-valuenow": Math.round(Math.min(to, Math.max(from, when))),
-      "aria-valuetext": `at ${clock(when, 1)}: ${said.join(", ") || "no reading"}`,
-    });
+    announce(plot, [from, to], when, `at ${clock(when, 1)}: ${said.join(", ") || "no reading"}`);
   };
   steerCursor(plot, board, (event) => frame?.timeAt(event.clientX - plot.getBoundingClientRect().left), () => sources().find(Boolean));
   return { element, draw, point, hide: () => { element.hidden = !sources().some(Boolean); } };

@@ -1,7 +1,7 @@
 // The live panel of a watch. It only receives readings and never sends requests.
 import { documentView } from "../../draw/js/document.js";
 import { h, notesSection, titled } from "../../draw/js/dom.js";
-import { clock, grouped } from "../../draw/js/format.js";
+import { clock } from "../../draw/js/format.js";
 import { settle } from "../../draw/js/notebook.js";
 import { watchBoard } from "./board.js";
 import { write } from "./chart.js";
@@ -27,10 +27,8 @@ function initialize({ model }) {
 
 // Returns notes about missing sensors and other caveats, followed by explanations of the charts.
 function watchNotes(store) {
-  const left = store.marksLeftOut;
-  const more = left ? [`${grouped(left)} earlier ${left === 1 ? "mark is" : "marks are"} not drawn.`] : [];
   const seen = store.data.charts.filter(({ lines, note }) => note && lines.some(({ device, column }) => store.has(device, column)));
-  return [...store.notes, ...more, ...seen.map(({ title, note }) => `${title}: ${note}.`)];
+  return [...store.notes, ...seen.map(({ title, note }) => `${title}: ${note}.`)];
 }
 
 function livePanel(store) {
@@ -43,12 +41,11 @@ function livePanel(store) {
   const notes = h("div");
   const element = h("article", { class: "perfnb", "aria-label": "Watch of the machine" },
     h("header", { class: "pf-watch-header" }, titled("the machine", "watch"),
-      h("p", {}, h("i", { class: "pf-watch-lamp", "aria-hidden": "true" }), word, elapsed), h("div", { class: "pf-buttons" }, pause, follow)),
+      h("p", {}, word, elapsed), h("div", { class: "pf-buttons" }, pause, follow)),
     board.line, board.element, notes);
   board.drawn = () => {
     const paused = board.frozen != null;
-    element.dataset.state = paused ? "paused" : "watching";
-    write(word, element.dataset.state);
+    write(word, paused ? "paused" : "watching");
     const { first, end } = board.time();
     write(elapsed, clock(end - first));
     write(pause, paused ? "Resume" : "Pause");

@@ -66,10 +66,7 @@ export function watchStore(first) {
       store.marks.set(markKey(mark), mark);
     }
     for (const [key, [, , , end]] of store.marks) {
-      if (store.marks.size <= MOST_MARKS) break;
-      if (end == null) continue;
-      store.marks.delete(key);
-      store.marksLeftOut += 1;
+      if (store.marks.size > MOST_MARKS && end != null) store.marks.delete(key);
     }
   };
   const addRow = ([device, t, span, values], interval) => {
@@ -86,7 +83,7 @@ export function watchStore(first) {
     if (data.charts) {
       Object.assign(store, {
         pushed: data.pushed ?? 0, devices: new Map(Object.keys(data.words).map((device) => [device, deviceReadings()])), marks: new Map(),
-        marksLeftOut: data.marks_left_out, notes: [...(data.notes ?? [])], first: Infinity, last: -Infinity,
+        notes: [...(data.notes ?? [])], first: Infinity, last: -Infinity,
       });
       const { first: from, step, devices } = data.history;
       for (const [device, columns] of Object.entries(devices)) {
