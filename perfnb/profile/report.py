@@ -67,18 +67,13 @@ class Report:
         return named[named["layer"].isin(self.layer_places)]
 
 
-@functools.cache
-def tabs() -> tuple[Tab, ...]:
-    """Return all tabs. Their packages are imported on the first call."""
-    return tuple(map(resolve_name, TABS))
-
-
 def report_document(
     summary: Summary, timeline: Timeline | None = None, timeline_facts: Mapping[str, Any] | None = None
 ) -> Document:
     """Describe a profile as a document. `Report` describes the arguments."""
     report = Report(summary, timeline, timeline_facts)
-    shown = [(tab, tab.shows(report)) for tab in tabs()]
+    tabs: Iterator[Tab] = map(resolve_name, TABS)
+    shown = [(tab, tab.shows(report)) for tab in tabs]
     from_trace = f"read from {summary.source}, which has no timed steps"
     return Document(
         "profile",

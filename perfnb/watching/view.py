@@ -28,7 +28,7 @@ from perfnb.draw.document import (
     Verdict,
 )
 from perfnb.telemetry.metrics import METRIC_WORDS, document_unit
-from perfnb.watching.charts import on_grid
+from perfnb.watching.charts import device_word, on_grid
 from perfnb.watching.data import bands_of, history_data, lasted, line_mark, watch_facts
 from perfnb.watching.saturation import Saturation, cpu_limit_of, figure_of, memory_limit_of, saturations
 
@@ -123,7 +123,7 @@ def _answer(summary: MachineSummary, kind: str, found: Sequence[Saturation]) -> 
 
 
 def _of(device: str, used: float, limit: float) -> str:
-    whose = {"cgroup": " (cgroup)", "host": ""}.get(device, f" ({_name(device)})")
+    whose = {"cgroup": " (cgroup)", "host": ""}.get(device, f" ({device_word(device, {})})")
     return f"{fmt.size(used)} of {fmt.size(limit)}{whose}"
 
 
@@ -140,10 +140,6 @@ def _busy(summary: MachineSummary) -> list[tuple[str, float]]:
     return [(gpu, value) for gpu, value in busy if value is not None]
 
 
-def _name(device: str) -> str:
-    return f"GPU {device.removeprefix('gpu')}" if device.startswith("gpu") else device
-
-
 def _range(percents: Sequence[float]) -> str:
     ends = [fmt.share(end / 100) for end in (min(percents), max(percents))]
     return ends[0] if ends[0] == ends[1] else " to ".join(ends)
@@ -152,7 +148,7 @@ def _range(percents: Sequence[float]) -> str:
 def _figures(summary: MachineSummary) -> Iterator[Figure]:
     busy = _busy(summary)
     for gpu, percent in busy if len(busy) <= _FEW_GPUS else ():
-        yield Figure(f"{_name(gpu)} busy", percent / 100, "share", basis="median")
+        yield Figure(f"{device_word(gpu, {})} busy", percent / 100, "share", basis="median")
     limit = cpu_limit_of(summary, "host")
     of = "median" if limit is None else f"median, of {fmt.share(limit / 100)}"
     for device, basis in (("process", "median"), ("host", of)):
@@ -231,8 +227,8 @@ def _row(summary: MachineSummary, device: str, metric: str, row: Any) -> tuple[A
 
 def _names(summary: MachineSummary, device: str, metric: str) -> tuple[str, str]:
     """Return the names of a device and a metric. GPU names are only included if the GPUs are different."""
-    different = len(_gpu_names(summary)) > 1
-    return summary.words.get(device, device) if different else _name(device), METRIC_WORDS[metric]
+    name = summary.words.get(device, device) if len(_gpu_names(summary)) > 1 else device_word(device, {})
+    return name, METRIC_WORDS[metric]
 
 
 def _mark_rows(bands: Sequence[tuple[str, int, float, float | None, str]]) -> list[tuple[Any, ...]]:

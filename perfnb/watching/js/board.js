@@ -6,13 +6,12 @@ import { announce, linePath, mostOf, timeLabels, watchChart, write } from "./cha
 
 const STRIP = { side: 8, band: 17, height: 36, below: 20 };
 const MOST_LEVELS = 3;
-const MOST_BANDS = 200;
 const FAR = 1e6;
 
 function watchStrip(store, board) {
   const holder = h("div", { class: "pf-watch-strip", role: "slider", tabindex: 0, "aria-label": "Time shown", "aria-orientation": "horizontal" });
   const words = h("span");
-  let frame = null;
+  let timeAt = null;
 
   const draw = () => {
     const width = Math.floor(holder.clientWidth);
@@ -20,11 +19,11 @@ function watchStrip(store, board) {
     const { first, last, from, to } = board.time();
     const [x0, x1] = [STRIP.side, width - STRIP.side];
     const x = (time) => x0 + ((x1 - x0) * (time - first)) / (last - first || 1);
-    frame = { x, timeAt: (px) => first + ((last - first) * (px - x0)) / (x1 - x0) };
+    timeAt = (px) => first + ((last - first) * (px - x0)) / (x1 - x0);
     const bands = store.marked();
     const top = 2 + STRIP.band * Math.min(MOST_LEVELS, Math.max(0, ...bands.map(([, depth]) => depth + 1)));
     const low = top + STRIP.height;
-    const seen = bands.filter(([, depth, start, end]) => depth < MOST_LEVELS && x(Math.min(last, end ?? last)) - x(start) >= 1.5).slice(-MOST_BANDS);
+    const seen = bands.filter(([, depth, start, end]) => depth < MOST_LEVELS && x(Math.min(last, end ?? last)) - x(start) >= 1.5);
     const [left, right] = [Math.max(x0, x(from)), Math.min(x1, x(to))];
     const box = (name, begin, end) => drawn("rect", { class: name, x: begin, y: 1, width: Math.max(0, end - begin), height: low - 1 });
     holder.replaceChildren(drawn("svg", { width, height: low + STRIP.below, "aria-hidden": "true" },
@@ -47,7 +46,7 @@ function watchStrip(store, board) {
     return drawn("path", { class: "pf-watch-past", fill: "none", d: linePath(own, found.column, [first, last], x, (value) => low - 2 - ((STRIP.height - 6) * value) / most) });
   };
 
-  steerWindow(holder, board, () => frame);
+  steerWindow(holder, board, (event) => timeAt?.(event.clientX - holder.getBoundingClientRect().left));
   return { element: holder, words, draw };
 }
 
@@ -62,25 +61,23 @@ function bandBox([name, depth, start, end, note], x, last) {
 }
 
 // Dragging the window moves it, and dragging anywhere else zooms. The keyboard can be used instead.
-function steerWindow(holder, board, frameOf) {
+function steerWindow(holder, board, timeOf) {
   let drag = null;
-  const pxOf = (event) => event.clientX - holder.getBoundingClientRect().left;
   const moves = (time) => {
     const { first, last, from, to } = board.time();
     return to - from < 0.98 * (last - first) && time > from && time < to;
   };
   holder.addEventListener("pointerdown", (event) => {
-    if (event.button || !frameOf()) return;
-    const [px, at] = [pxOf(event), frameOf().timeAt(pxOf(event))];
-    drag = { px, at, moves: moves(at), ...board.time() };
+    const at = timeOf(event);
+    if (event.button || at == null) return;
+    drag = { at, px: event.clientX, moves: moves(at), ...board.time() };
     holder.setPointerCapture(event.pointerId);
   });
   holder.addEventListener("pointermove", (event) => {
-    if (!frameOf()) return;
-    const time = frameOf().timeAt(pxOf(event));
+    const time = timeOf(event);
     if (!drag) holder.style.cursor = moves(time) ? "grab" : "crosshair";
     else if (drag.moves) board.zoom(drag.from + time - drag.at, drag.to + time - drag.at);
-    else if (Math.abs(pxOf(event) - drag.px) > 3) board.zoom(Math.min(drag.at, time), Math.max(drag.at, time));
+    else if (Math.abs(event.clientX - drag.px) > 3) board.zoom(Math.min(drag.at, time), Math.max(drag.at, time));
   });
   for (const end of ["pointerup", "pointercancel"]) holder.addEventListener(end, () => { drag = null; });
   // Moves the ends of the window by shares of its length.
@@ -142,14 +139,17 @@ export function watchBoard(store, phases = null) {
   const element = h("div", { class: "pf-view" }, grid, waiting, strip.element,
     h("p", { class: "pf-watch-help pf-quiet" }, strip.words, h("span", {}, "drag to zoom, drag the window to move it")));
 
-  // Draw the cursor (1), or everything (2). This happens at most once per frame.
+  // Draw the cursor (1), or everything (2). This happens at most once per frame, and not after the board was removed.
   const request = (what) => {
     if (!wanted) requestAnimationFrame(paint);
     wanted = Math.max(wanted, what);
   };
   const draw = () => request(2);
   const paint = () => {
-    if (wanted > 1) {
+    const everything = wanted > 1;
+    wanted = 0;
+    if (!element.isConnected) return;
+    if (everything) {
       for (const chart of charts) chart.hide();
       waiting.hidden = charts.some(({ element: { hidden } }) => !hidden);
       const width = Math.max(...charts.map((chart) => chart.element.clientWidth)); // read once, as it takes a layout
@@ -157,14 +157,12 @@ export function watchBoard(store, phases = null) {
       strip.draw();
       board.drawn();
     } else for (const chart of charts) chart.point();
-    wanted = 0;
     const { cursor } = board;
     write(at, cursor == null ? "" : [`at ${clock(cursor, 1)}`, inside(cursor), phases?.wordAt(cursor)].filter(Boolean).join(" · "));
   };
   const inside = (time) => store.marked().filter(([, , start, end]) => start <= time && time <= (end ?? Infinity))
     .sort((a, b) => a[1] - b[1]).slice(0, MOST_LEVELS).map(([name]) => name).join(" › ");
-  const sized = new ResizeObserver(draw);
-  sized.observe(element);
+  new ResizeObserver(draw).observe(element);
   const line = h("p", { class: "pf-watch-facts pf-quiet" }, h("span", {}, (store.data.facts ?? []).join(" · ")), at);
-  return Object.assign(board, { element, line, draw, close: () => sized.disconnect() });
+  return Object.assign(board, { element, line, draw });
 }

@@ -27,9 +27,8 @@ function machinePicture(data) {
   const legend = phases && legendOf(phases.marks);
   legend?.append(h("li", {}, hint));
   const element = h("div", { class: "pf-view pf-machine" },
-    h("div", { class: "pf-watch-header" }, board.line, h("div", { class: "pf-buttons" }, reset)), legend,
-    board.element);
-  if (phases) element.append(drawn("svg", { width: 0, height: 0, class: "pf-watch-patterns", "aria-hidden": "true" }, phases.defs));
+    h("div", { class: "pf-watch-header" }, board.line, h("div", { class: "pf-buttons" }, reset)), legend, board.element,
+    phases && drawn("svg", { width: 0, height: 0, class: "pf-watch-patterns", "aria-hidden": "true" }, phases.defs));
   return { element, size: clock(store.last - store.first) };
 }
 

@@ -55,16 +55,11 @@ function livePanel(store) {
     said = words.join();
   };
   // New readings are not drawn while the panel is out of sight.
-  const seen = new IntersectionObserver((entries) => {
+  new IntersectionObserver((entries) => {
     visible = entries.at(-1).isIntersecting;
     board.draw();
-  });
-  seen.observe(element);
-  const close = () => {
-    seen.disconnect();
-    board.close();
-  };
-  return { element, arrived: () => visible && board.frozen == null && board.draw(), close };
+  }).observe(element);
+  return { element, arrived: () => visible && board.frozen == null && board.draw() };
 }
 
 function render({ model, el }) {
@@ -72,7 +67,6 @@ function render({ model, el }) {
   const root = h("div");
   let live = null;
   const build = () => {
-    live?.close();
     live = store.running ? livePanel(store) : null;
     root.replaceChildren(live ? live.element : documentView(store.data));
   };
@@ -81,7 +75,6 @@ function render({ model, el }) {
   const leave = settle(root, store.data.id, el);
   return () => {
     ignore();
-    live?.close();
     leave();
   };
 }
