@@ -176,7 +176,7 @@ def _sections(summary: MachineSummary) -> Iterator[Section]:
     yield _metrics("Over the whole watch", heads, rows)
     if bands := bands_of(summary):
         times = (Column("from", "ms"), Column("lasted", "ms"))
-        columns = (Column("name"), Column("inside"), *times, Column("", priority=1))
+        columns = (Column("name"), Column("inside"), *times, Column("steps", priority=1))
         marks = _mark_rows(bands)
         title, marks = ("Marks, newest first", marks[::-1]) if summary.steps is None else ("Passes and marks", marks)
         yield Table(title, columns, marks, noun="mark")
