@@ -152,9 +152,9 @@ export function watchBoard(store, phases = null) {
     if (everything) {
       for (const chart of charts) chart.hide();
       waiting.hidden = charts.some(({ element: { hidden } }) => !hidden);
-      const width = Math.max(...charts.map((chart) => chart.element.clientWidth)); // read once, as it takes a layout
-      for (const chart of charts) chart.draw(width);
+      const width = Math.max(...charts.map((chart) => chart.element.clientWidth)); // a layout, so before any drawing
       strip.draw();
+      for (const chart of charts) chart.draw(width);
       board.drawn();
     } else for (const chart of charts) chart.point();
     const { cursor } = board;
