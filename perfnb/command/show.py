@@ -3,7 +3,8 @@
 FILE is a torch.profiler trace, a result that perfnb saved (a profile, ranks, a watch, a performance
 report, step times), a folder with the traces of one job, a CUDA memory snapshot, or any other file
 that perfnb.load can read. No code in the file is executed. If a folder contains several saved runs
-or profiles, or traces from different jobs, they are listed with their verdicts, newest first.
+or profiles, perfnb shows its journal, like perfnb journal. If it contains traces from different
+jobs, they are listed with their verdicts, newest first.
 
 examples:
   perfnb show trace.json.gz
@@ -23,11 +24,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfnb.command.output import add_page_options, say, say_document, say_profiles, say_result, write_page
+from perfnb.command.output import add_page_options, say, say_profiles, say_result, write_page
 from perfnb.command.sub_command import SubCommand, WrongUse
 
 if TYPE_CHECKING:
-    from perfnb.command.listing import Entry
     from perfnb.draw.documented import Documented
 
 
@@ -48,16 +48,17 @@ def _name(word: str) -> str:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from perfnb.command.listing import saved_entries, unrelated_traces
+    from perfnb.command.listing import folder_with, without_ranks
     from perfnb.profile.loading import load, several_in
     from perfnb.ranks.ranks import Ranks
 
-    folder = Path(options.file)
-    if inside := several_in(folder):
-        return _list(*saved_entries(inside), options)
-    found = load(options.file, steps=options.steps)
-    if isinstance(found, Ranks) and folder.is_dir() and (traces := unrelated_traces(found, folder)):
-        return _list(traces, 0, options)
+    found: Documented
+    if inside := several_in(options.file):
+        found = folder_with(options.file, inside)
+    else:
+        found = load(options.file, steps=options.steps)
+        if isinstance(found, Ranks) and Path(options.file).is_dir():
+            found = without_ranks(found, options.file)
     result = found if options.rank is None else _one_rank(found, options)
     if options.open:
         import webbrowser
@@ -83,17 +84,6 @@ def _one_rank(found: Documented, options: argparse.Namespace) -> Documented:
         there = ", ".join(map(str, found.ranks))
         raise WrongUse(f"{options.file} does not contain rank {options.rank}. It contains {there}.")
     return found[options.rank]
-
-
-def _list(entries: list[Entry], rest: int, options: argparse.Namespace) -> int:
-    """Print a list of several results."""
-    from perfnb.command.listing import folder_document
-
-    folder = options.file
-    if options.html is not None or options.open or options.rank is not None:
-        raise WrongUse(f"{folder} contains several results, such as {entries[0].path}: choose one of them.")
-    say_document(folder_document(folder, entries, rest), options.json)
-    return 0
 
 
 COMMAND = SubCommand(

@@ -66,44 +66,24 @@ class Report:
         named = used.assign(**names)
         return named[named["layer"].isin(self.layer_places)]
 
-    @functools.cached_property
-    def op_places(self) -> dict[str, int]:
-        """The row number of each op, by name, including the ops that layers call."""
-        names = dict.fromkeys([*map(str, self.summary.ops.index), *map(str, self.summary.layer_ops["op"].unique())])
-        return {name: place for place, name in enumerate(names)}
-
-
-@functools.cache
-def tabs() -> tuple[Tab, ...]:
-    """Return all tabs. Their packages are imported on the first call."""
-    return tuple(map(resolve_name, TABS))
-
 
 def report_document(
     summary: Summary, timeline: Timeline | None = None, timeline_facts: Mapping[str, Any] | None = None
 ) -> Document:
-    """Describe a profile as a document.
-
-    Parameters
-    ----------
-    summary : Summary
-        The facts of the report.
-    timeline : Timeline, optional
-        The timeline of the same profile.
-    timeline_facts : mapping, optional
-        A description of the timeline, whose data are sent separately. See `perfnb.timeline.data.timeline_bytes`.
-    """
+    """Describe a profile as a document. `Report` describes the arguments."""
     report = Report(summary, timeline, timeline_facts)
-    shown = [(tab, tab.shows(report)) for tab in tabs()]
+    tabs: Iterator[Tab] = map(resolve_name, TABS)
+    shown = [(tab, tab.shows(report)) for tab in tabs]
+    from_trace = f"read from {summary.source}, which has no timed steps"
     return Document(
         "profile",
         summary.name,
         summary.device,
         _verdict(summary),
         tuple(_figures(summary)),
-        tuple(_facts(summary)),
+        (fmt.executions(summary.executed) if summary.source is None else from_trace,),
         tuple(_phases(summary)),
-        tuple(notes_of(summary)),
+        tuple(_notes(summary)),
         tuple(tab.document(part) for tab, part in shown if part is not None),
     )
 
@@ -130,16 +110,17 @@ def _figures(summary: Summary) -> Iterator[Figure]:
         return
     if summary.failure is not None and timing.median_ms is None:
         return
-    label = ("inference step" if is_inference(summary) else "step") + (" per batch" if summary.by_batch else "")
-    basis = timing.basis if timing.steps else "no timed step"
-    yield Figure(label, timing.median_ms, "ms", timing.ci_ms, basis, timing.samples_ms[:_MOST_DOTS])
+    label = ("inference step" if _is_inference(summary) else "step") + (" per batch" if summary.by_batch else "")
+    yield Figure(label, timing.median_ms, "ms", timing.ci_ms, timing.basis, timing.samples_ms[:_MOST_DOTS])
     if timing.throughput_per_s is not None:
         size = "batch size varies" if timing.batch_size is None else f"batch of {timing.batch_size:,}"
         yield Figure("throughput", timing.throughput_per_s, "samples/s", basis=size)
     if summary.tokens_per_s is not None:
         yield Figure("tokens", summary.tokens_per_s, "tokens/s", basis="token ids of the input")
     if summary.mfu is not None:
-        yield Figure("MFU", summary.mfu, "share", basis=mfu_words(summary))
+        # The peak in a data sheet would be higher.
+        basis = "of the measured peak" if summary.roofline is None else f"of the measured {summary.roofline.dtype} peak"
+        yield Figure("MFU", summary.mfu, "share", basis=basis)
     if summary.gpu is not None:
         yield Figure("GPU busy", summary.gpu.busy, "share", basis="of the traced steps")
     yield traced
@@ -157,46 +138,29 @@ def _traced_basis(summary: Summary) -> str:
     return "" if summary.slowdown is None else f"{fmt.ratio(summary.slowdown)} the timed step"
 
 
-def _facts(summary: Summary) -> Iterator[str]:
-    if summary.source is not None:
-        yield f"read from {summary.source}, which has no timed steps"
-    else:
-        yield fmt.executions(summary.executed)
-
-
 def _phases(summary: Summary) -> Iterator[Bars]:
     """Yield the phases of the timed step, which are derived from their shares of the traced steps."""
-    known = ((str(name), fmt.known(share) or 0.0) for name, share in summary.phases["share"].items())
-    shares = [(palette.mark(name), max(0.0, share)) for name, share in known]
-    whole = sum(share for _, share in shares)
+    shares = {str(name): fmt.known(share) or 0.0 for name, share in summary.phases["share"].items()}
+    positive = {name: share for name, share in shares.items() if share > 0}
     step = fmt.known(summary.timing.median_ms)
     total = step if step is not None else fmt.known(summary.traced_ms)
-    if total is None or not whole > 0:
+    if total is None or not positive:
         return
     title = "Phases of a traced step" if step is None else "Phases of the step, by their shares of the traced steps"
-    parts = tuple(Part(mark, total * share / whole) for mark, share in shares if share > 0)
+    whole = sum(positive.values())
+    parts = tuple(Part(palette.mark(name), total * share / whole) for name, share in positive.items())
     yield Bars(title, "ms", (Bar("", parts, total),), key="phases")
 
 
-def notes_of(summary: Summary) -> list[str]:
-    """Return the notes of a report, including disturbances during the timed steps."""
-    facts = noise_facts(summary.timing.noise)
-    disturbed = [f"During the timed steps: {'; '.join(facts)}."] if facts else []
-    return [*summary.notes, *disturbed, *_note_of_inference(summary)]
-
-
-def _note_of_inference(summary: Summary) -> Iterator[str]:
-    if is_inference(summary):
+def _notes(summary: Summary) -> Iterator[str]:
+    yield from summary.notes
+    if facts := noise_facts(summary.timing.noise):
+        yield f"During the timed steps: {'; '.join(facts)}."
+    if _is_inference(summary):
         yield _INFERENCE + ("" if summary.timing.throughput_per_s is not None else _NO_RATE)
 
 
-def mfu_words(summary: Summary) -> str:
-    """Describe the peak that the MFU refers to. The peak in a data sheet would be higher."""
-    dtype = None if summary.roofline is None else summary.roofline.dtype
-    return f"of the measured {dtype} peak" if dtype else "of the measured peak"
-
-
-def is_inference(summary: Summary) -> bool:
+def _is_inference(summary: Summary) -> bool:
     """Check whether a step that was run in this process is inference.
 
     An inference step has a forward pass, but neither a backward pass nor an optimizer step.

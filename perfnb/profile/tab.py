@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -47,7 +47,11 @@ _OP_COLUMNS: dict[str, Column] = {
     "flops": Column("FLOPs", "flops", 3, help="Arithmetic per step", live=True),
     "bytes": Column("bytes", "bytes", 4, live=True),
 }
-_INNER_COLUMNS = (Column("calls", "count"), Column("self CPU", "ms"), Column("GPU", "ms"))
+_INNER_COLUMNS = {
+    "calls": Column("calls", "count"),
+    "self_cpu_ms": Column("self CPU", "ms"),
+    "gpu_ms": Column("GPU", "ms"),
+}
 #: The maximum number of layers that are listed in an op's row.
 _NAMED = 3
 
@@ -81,63 +85,45 @@ def layers_document(report: Report) -> Document:
         noun="layer",
         selects=(("timeline", "Show in the timeline"),),
         names=[*map(str, layers.index)],
-        inner=_ops_of_layers(report),
+        inner=_inner("Ops", report.layer_ops, {"op": Column("op"), "direction": Column("direction")}, places, "layer"),
         key="layers",
     )
     return Document("layers", sections=(table,))
 
 
-def _ops_of_layers(report: Report) -> Inner:
-    used, places = report.layer_ops, report.layer_places
-    columns = (Column("op"), Column("direction"), *_INNER_COLUMNS)
-    rows = list(zip(used["op"], used["direction"], *_figures_of(used), strict=True))
-    return Inner("Ops", columns, rows, [places[name] for name in used["layer"]], "ops")
-
-
-def _figures_of(used: pd.DataFrame) -> list[list[float | None]]:
-    return [cells_of(used[name]) for name in ("calls", "self_cpu_ms", "gpu_ms")]
+def _inner(title: str, used: pd.DataFrame, names: Mapping[str, Column], places: Mapping[str, int], of: str) -> Inner:
+    """Return rows of `layer_ops` below the layers or ops that they belong to, which are in the column `of`."""
+    cells = [cells_of(used[name]) for name in (*names, *_INNER_COLUMNS)]
+    columns = (*names.values(), *_INNER_COLUMNS.values())
+    selects = "ops" if of == "layer" else "layers"
+    return Inner(title, columns, list(zip(*cells, strict=True)), [places.get(name, -1) for name in used[of]], selects)
 
 
 def ops_document(report: Report) -> Document:
     """Return a document that lists all operators in the step, along with the layers that call them."""
-    names = list(report.op_places)
-    ops = report.summary.ops.set_axis(report.summary.ops.index.map(str), axis=0)
-    ops = ops[~ops.index.duplicated()].reindex(names)
-    ops = ops.sort_values("self_cpu_ms", ascending=False, kind="stable", na_position="last")
-    used = report.layer_ops
-    main = "gpu_ms" if (ops["gpu_ms"].fillna(0) > 0).any() else "self_cpu_ms"
-    heavy = used.sort_values("gpu_ms" if main == "gpu_ms" else "self_cpu_ms", ascending=False, kind="stable")
+    ops = report.summary.ops.sort_values("self_cpu_ms", ascending=False, kind="stable")
+    names, used = [*map(str, ops.index)], report.layer_ops
+    heavy = used.sort_values(["gpu_ms", "self_cpu_ms"], ascending=False, kind="stable")
     layers = heavy.groupby("op", sort=False)["layer"].unique()
     columns = {
         "op": Column("op"),
         **_OP_COLUMNS,
         "layers": Column("layers", priority=2, help="The layers where the op takes the most time", live=True),
     }
-    shown = _ran(ops).assign(op=ops.index, layers=[_brief(layers.get(name, ())) for name in ops.index])
-    places = {name: place for place, name in enumerate(ops.index)}
-    inner = Inner(
-        "Layers that it runs in",
-        (Column("layer"), *_INNER_COLUMNS),
-        list(zip(used["layer"], *_figures_of(used), strict=True)),
-        [places[name] for name in used["op"]],
-        "layers",
-    )
+    # The names of the first few layers, shortened to their last parts.
+    brief = [fmt.named([".".join(layer.split(".")[-2:]) for layer in layers.get(op, ())], _NAMED) for op in names]
+    places = {name: place for place, name in enumerate(names)}
     has_layers = not split_layers(report.summary.layers)[0].empty
     table = Table.of(
         "Times in a traced step on all threads, sorted by self time",
-        shown,
+        _ran(ops).assign(op=names, layers=brief),
         columns,
         budget=Budget(0, 0) if has_layers else Budget(10, 30),  # in text, ops are listed only if there are no layers
         noun="op",
-        inner=inner if len(used) else None,
+        inner=_inner("Layers that it runs in", used, {"layer": Column("layer")}, places, "op") if len(used) else None,
         key="ops",
     )
     return Document("ops", sections=(table,))
-
-
-def _brief(layers: Sequence[str]) -> str:
-    """Return the names of the first few layers, shortened to their last parts."""
-    return fmt.named([".".join(str(name).split(".")[-2:]) for name in layers], _NAMED)
 
 
 def _ran(frame: pd.DataFrame) -> pd.DataFrame:
@@ -148,4 +134,4 @@ def _ran(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 LAYERS = Tab("layers", lambda report: report if len(report.summary.layers) else None, layers_document)
-OPS = Tab("ops", lambda report: report if report.op_places else None, ops_document)
+OPS = Tab("ops", lambda report: report if len(report.summary.ops) else None, ops_document)

@@ -10,8 +10,6 @@ from perfnb.draw.palette import BLUE, Mark
 from perfnb.profile.timing import noise_sentences
 from perfnb.stats.step_times import StepTimes
 
-_QUANTILES = (0.99, 0.95, 0.9)
-
 
 def timing_document(timing: StepTimes) -> Document:
     """Return a document that starts with the step time and its interval."""
@@ -29,14 +27,13 @@ def _verdict(timing: StepTimes) -> Verdict:
     if not timing.steps:
         return Verdict("none", "No step was timed")
     state: State = "good"
-    step = fmt.interval(timing.median_ms, timing.ci_ms)
     why, advice = "", ""
     if timing.steady is False:
         state, why = "open", "The steps had not reached a steady state when the warm-up ended."
     if timing.wanted is not None and timing.steps < timing.wanted:
         state, why = "open", f"The budget ended before the required {timing.wanted:,} steps had run. {why}".strip()
         advice = "Raise budget_s."
-    return Verdict(state, f"A step takes {step}", why, advice)
+    return Verdict(state, f"A step takes {fmt.interval(timing.median_ms, timing.ci_ms)}", why, advice)
 
 
 def _figures(timing: StepTimes) -> Iterator[Figure]:
@@ -45,7 +42,7 @@ def _figures(timing: StepTimes) -> Iterator[Figure]:
     yield Figure("step", timing.median_ms, "ms", timing.ci_ms, timing.basis, timing.samples_ms)
     if timing.throughput_per_s is not None:
         yield Figure("throughput", timing.throughput_per_s, "samples/s")
-    for share in _QUANTILES:
+    for share in (0.99, 0.95, 0.9):
         if (slow := timing.quantile_ms(share)) is not None:
             yield Figure(f"p{round(100 * share)}", slow, "ms")
             break
@@ -56,7 +53,7 @@ def _facts(timing: StepTimes) -> Iterator[str]:
         end = {True: "steady after", False: "not steady after", None: "too few steps to determine if steady after"}
         yield f"{end[timing.steady]} {fmt.counted(len(timing.warmup_ms), 'warm-up step')}"
     if timing.outliers.count:
-        yield str(timing.outliers).replace(" steps:", " steps:" if timing.block == 1 else " blocks:")
+        yield str(timing.outliers) if timing.block == 1 else str(timing.outliers).replace(" steps:", " blocks:")
 
 
 def _sections(timing: StepTimes) -> Iterator[Section]:

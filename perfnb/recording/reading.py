@@ -147,9 +147,10 @@ def numbered(ranks: Sequence[int | None]) -> list[int]:
 
 
 def trace_files(folder: Path) -> list[Path]:
-    """List the trace files in a folder, ordered by the numbers in their names."""
+    """List the trace files in a folder, ordered by the numbers in their names. Hidden files are left out."""
     endings = tuple(ending for reader in readers() for ending in reader.endings)
-    files = [path for path in folder.iterdir() if path.is_file() and path.name.lower().endswith(endings)]
+    shown = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    files = [path for path in shown if path.is_file() and path.name.lower().endswith(endings)]
     # JAX writes the same profile in up to three formats. Only the first one is complete.
     whole = {path.name.removesuffix(_XSPACE) for path in files if path.name.endswith(_XSPACE)}
     copies = {"perfetto_trace.json.gz" if whole else "", *(f"{name}.trace.json.gz" for name in whole)}

@@ -82,37 +82,18 @@ def _sections(rows: Sequence[Any]) -> Iterator[Section]:
     )
     if cards:
         yield Cards("May cost speed or make timings unsteady", cards)
-    others = list[tuple[str, Any]]()
-    for verdict in list(RESULTS)[1:]:
-        others += _merged([row for row in rows if row["verdict"] == verdict])
+    order = list(RESULTS)
+    others = sorted((row for row in rows if row["verdict"] != "attention"), key=lambda row: order.index(row["verdict"]))
+    results, details = [], []
+    # Neighbours with the same result share a row, such as all GPU checks on a machine without a GPU.
+    for (verdict, found), same in groupby(others, key=lambda row: (row["verdict"], row["found"])):
+        group = list(same)
+        results.append((", ".join(row["check"] for row in group), RESULTS[verdict]))
+        expected = f" (expected: {group[0]['expected']})" if verdict == "info" and len(group) == 1 else ""
+        details.append(f"{found}{expected}")
     columns = (Column("check"), Column("result"))
-    results = [(name, RESULTS[row["verdict"]]) for name, row in others]
-    details = [
-        f"{row['found']} (expected: {row['expected']})"
-        if row["verdict"] == "info" and name == row["check"]
-        else str(row["found"])
-        for name, row in others
-    ]
     title = "Other checks" if cards else "Checks"
     yield Table(title, columns, results, details=details, budget=Budget(40), noun="check")
-
-
-def _merged(rows: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the checks, joining the names of neighbours with the same result.
-
-    For example, all GPU checks have the same result on a machine without a GPU.
-    """
-    for _, same in groupby(rows, key=lambda row: row["found"]):
-        group = list(same)
-        yield _joined([str(row["check"]) for row in group]), group[0]
-
-
-def _joined(names: Sequence[str]) -> str:
-    """Return joined names, as in ``GPU driver, persistence, ECC``. A shared first word appears once."""
-    first = names[0].partition(" ")[0] + " "
-    if all(name.startswith(first) for name in names):
-        return first + ", ".join(name.removeprefix(first) for name in names)
-    return ", ".join(names)
 
 
 def resolution_document(found: Resolution) -> Document:

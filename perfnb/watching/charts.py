@@ -34,10 +34,6 @@ class Chart:
     ceiling: float | None = None  # the amount that is available on the machine
     ceiling_word: str = ""
 
-    def near_ceiling(self, most: float) -> bool:
-        """Check whether readings of up to `most` are close enough to the ceiling for the axis to include it."""
-        return self.ceiling is not None and most >= 0.6 * self.ceiling
-
 
 @dataclass(frozen=True)
 class _Kind:
@@ -45,16 +41,18 @@ class _Kind:
     columns: tuple[str, ...]
     on: tuple[str, ...] = ("gpu",)  # kinds of devices: "gpu" means all GPUs
     note: str = ""
-    limit: str = ""  # the fact about the devices that contains the ceiling
+    #: The facts about the devices and about the cgroup that contain the ceiling, and its name.
+    limit: tuple[str, str, str] | None = None
 
 
+_ON_HOST = ("process", "cgroup", "host")
 _KINDS: Mapping[str, _Kind] = {
     "cpu": _Kind(
         "CPU",
         ("cpu_percent",),
-        ("process", "cgroup", "host"),
+        _ON_HOST,
         "100 % is one core; the process includes its child processes",
-        "cpus",
+        ("cpus", "cpu_limit", "all cores"),
     ),
     "throttled": _Kind(
         "CPU throttled by the cgroup",
@@ -62,7 +60,7 @@ _KINDS: Mapping[str, _Kind] = {
         ("cgroup",),
         "share of time during which the cgroup's CPU limit paused it",
     ),
-    "memory": _Kind("Memory", ("memory_bytes",), ("process", "cgroup", "host"), limit="memory_bytes"),
+    "memory": _Kind("Memory", ("memory_bytes",), _ON_HOST, limit=("memory_bytes", "memory_limit_bytes", "installed")),
     "gpu": _Kind(
         "GPU busy (any kernel)",
         ("busy_percent",),
@@ -77,9 +75,11 @@ _KINDS: Mapping[str, _Kind] = {
         "GPU memory",
         ("memory_bytes", "torch_reserved_bytes", "torch_allocated_bytes"),
         note="used by all processes; the lines for torch show this process's allocator",
-        limit="memory_bytes",
+        limit=("memory_bytes", "", "installed"),
     ),
-    "power": _Kind("Power", ("power_w",), note="the mean over 1 s on recent GPUs", limit="power_limit_w"),
+    "power": _Kind(
+        "Power", ("power_w",), note="the mean over 1 s on recent GPUs", limit=("power_limit_w", "", "limit")
+    ),
     "temperature": _Kind("Temperature", ("temperature_c",)),
     "clocks": _Kind("Clocks", ("sm_clock_mhz", "memory_clock_mhz")),
     "pcie": _Kind("PCIe", ("pcie_receive_bytes_per_s", "pcie_send_bytes_per_s")),
@@ -94,8 +94,6 @@ _KINDS: Mapping[str, _Kind] = {
 
 #: The words that select charts in options.
 CHARTS = tuple(_KINDS)
-
-_CEILINGS = {"cpus": "all cores", "memory_bytes": "installed", "power_limit_w": "limit"}
 
 
 def device_word(device: str, facts: Mapping[str, Any]) -> str:
@@ -117,17 +115,10 @@ def charts_of(
     found = {
         str(device): set(own.columns[own.notna().any()]) for device, own in samples.groupby("device", observed=True)
     }
+    for device in without_limits(devices):
+        found.pop(device, None)
     charts = [_chart(key, kind, found, devices) for key, kind in _KINDS.items() if wanted is None or key in wanted]
     return tuple(chart for chart in charts if chart.lines)
-
-
-def columns_of(charts: Iterable[Chart]) -> dict[str, list[str]]:
-    """Return the columns that are drawn in the charts, by device."""
-    columns: dict[str, list[str]] = {}
-    for line in (line for chart in charts for line in chart.lines):
-        if line.column not in columns.setdefault(line.device, []):
-            columns[line.device].append(line.column)
-    return columns
 
 
 def without_limits(devices: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -142,17 +133,11 @@ def _chart(key: str, kind: _Kind, found: Mapping[str, set[str]], devices: Mappin
     for device in members:
         names = [device_word(device, {})] * (len(kind.columns) == 1 or len(members) > 1)
         for column in kind.columns:
-            if column in found.get(device, ()) and not _idle_cgroup(device, column, devices[device]):
+            if column in found.get(device, ()):
                 words = [METRIC_WORDS[column]] * (len(kind.columns) > 1)
                 lines.append(ChartLine(device, column, " ".join([*names, *words])))
     ceiling, word = _ceiling(kind, members, devices)
     return Chart(key, kind.title, unit_of(kind.columns[0]), tuple(lines), kind.note, ceiling, word)
-
-
-def _idle_cgroup(device: str, column: str, facts: Mapping[str, Any]) -> bool:
-    """Check whether a column belongs to a cgroup that does not limit it, so that its line would only repeat another."""
-    limit = "memory_limit_bytes" if column == "memory_bytes" else "cpu_limit"
-    return device == "cgroup" and facts.get(limit) is None
 
 
 def _ceiling(kind: _Kind, members: Sequence[str], devices: Mapping[str, Mapping[str, Any]]) -> tuple[float | None, str]:
@@ -161,16 +146,15 @@ def _ceiling(kind: _Kind, members: Sequence[str], devices: Mapping[str, Mapping[
     This is the cgroup's limit if there is one, and otherwise the installed amount. If the GPUs have different amounts,
     there is no upper bound.
     """
-    if not kind.limit:
+    if kind.limit is None:
         return None, ""
-    cgroup = devices.get("cgroup", {}) if "cgroup" in kind.on else {}
-    factor = 100.0 if kind.limit == "cpus" else 1.0
-    limit = cgroup.get("cpu_limit" if kind.limit == "cpus" else "memory_limit_bytes")
-    values = {devices[device].get(kind.limit) for device in members} - {None}
-    most = values.pop() if len(values) == 1 else None
-    if limit is not None and (most is None or limit < most):
-        return factor * limit, "cgroup limit"
-    return (None, "") if most is None else (factor * most, _CEILINGS[kind.limit])
+    fact, fact_of_cgroup, word = kind.limit
+    amounts = {devices[device].get(fact) for device in members} - {None}
+    found = [(amounts.pop(), word)] if len(amounts) == 1 else []
+    if limit := devices.get("cgroup", {}).get(fact_of_cgroup):
+        found.append((limit, "cgroup limit"))
+    most, word = min(found, default=(None, ""))
+    return most if most is None or fact != "cpus" else 100.0 * most, word
 
 
 Floats = NDArray[np.float64]
@@ -181,28 +165,21 @@ def on_grid(
 ) -> tuple[Floats, dict[tuple[str, str], Floats]]:
     """Resample readings on a common grid, so that the lines in a chart have the same positions.
 
-    Return at most `most` points in time, and for each device and column the mean of the readings around each point. The
-    mean is `nan` if there were no readings.
+    Return at most `most` points in time, and for each device and column the mean of the readings around each point,
+    weighted by the time that they cover. The mean is `nan` if there were no readings.
     """
     first, last = float(samples["t_s"].min()), float(samples["t_s"].max())
     step = max(interval_s, (last - first) / max(1, most - 1))
     count = round((last - first) / step) + 1
+    lines = [(line.device, line.column) for chart in charts for line in chart.lines]
     values = dict[tuple[str, str], Floats]()
-    for device, columns in columns_of(charts).items():
-        own = samples[samples["device"] == device]
+    for device, own in samples.groupby("device", observed=True):
         group = np.rint((own["t_s"].to_numpy(float) - first) / step).astype(int)
-        readings = own["readings"].to_numpy(float, na_value=1.0)
         window = own["window_s"].to_numpy(float, na_value=np.nan)
-        window = np.where(window > 0, window, readings * interval_s)
-        for name in columns:
-            weights = window if name.endswith("_per_s") else readings
-            values[device, name] = _means(own[name].to_numpy(float, na_value=np.nan), weights, group, count)
+        weights = np.where(window > 0, window, own["readings"].to_numpy(float, na_value=1.0) * interval_s)
+        for column in [name for of, name in lines if of == device]:
+            known = own[column].notna().to_numpy()
+            total = np.bincount(group[known], weights[known] * own[column][known].to_numpy(float), count)
+            weight = np.bincount(group[known], weights[known], count)
+            values[str(device), column] = np.divide(total, weight, out=np.full(count, np.nan), where=weight > 0)
     return first + step * np.arange(count, dtype=np.float64), values
-
-
-def _means(values: Floats, weights: Floats, group: NDArray[np.int_], count: int) -> Floats:
-    known = np.isfinite(values)
-    weight = np.bincount(group[known], weights[known], count)
-    total = np.bincount(group[known], (values * weights)[known], count)
-    means: Floats = np.divide(total, weight, out=np.full(count, np.nan), where=weight > 0)
-    return means

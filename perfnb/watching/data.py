@@ -112,14 +112,12 @@ def history_data(summary: MachineSummary) -> dict[str, Any]:
 
 
 def _charts_data(summary: MachineSummary, charts: Sequence[Chart]) -> dict[str, Any]:
-    bands = bands_of(summary)
     return {
         "interval_s": float(summary.interval_s),
         "words": {device: escape.plain(word, 60) for device, word in summary.words.items()},
         "charts": [asdict(chart) | {"lines": [_line(chart, line) for line in chart.lines]} for chart in charts],
         "history": _history(summary, charts),
-        "marks": [band_data(*band) for band in bands[-MOST_MARKS:]],
-        "marks_left_out": max(0, len(bands) - MOST_MARKS),
+        "marks": [band_data(*band) for band in bands_of(summary)[-MOST_MARKS:]],
     }
 
 

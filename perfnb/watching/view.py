@@ -4,7 +4,7 @@ watch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from perfnb.draw.document import (
     Verdict,
 )
 from perfnb.telemetry.metrics import METRIC_WORDS, document_unit
-from perfnb.watching.charts import on_grid
+from perfnb.watching.charts import device_word, on_grid
 from perfnb.watching.data import bands_of, history_data, lasted, line_mark, watch_facts
 from perfnb.watching.saturation import Saturation, cpu_limit_of, figure_of, memory_limit_of, saturations
 
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 _POINTS, _ROWS = 240, Budget(40, 60)
 #: The maximum number of GPUs that each have their own figure in the headline.
 _FEW_GPUS = 2
-#: The reason why rates can be missing even if other metrics are known.
-_WHOLE_ONLY = "rates such as CPU require phases that are longer than the reading interval"
+#: The axis of a chart includes its ceiling if the readings reach this share of it.
+_NEAR_CEILING = 0.6
 
 
 def watch_document(summary: MachineSummary, kind: str = "watch") -> Document:
@@ -53,11 +53,10 @@ def watch_document(summary: MachineSummary, kind: str = "watch") -> Document:
         ``machine`` if the watch is part of a profile.
     """
     state = "watching" if summary.running else "watched"
-    gpus = dict.fromkeys(str(summary.facts[gpu].get("name") or "") for gpu in _gpus(summary))
     return Document(
         kind,
         "" if kind == "machine" else "the machine",
-        ", ".join(filter(None, gpus)),
+        ", ".join(filter(None, _gpu_names(summary))),
         verdict=_verdict(summary),
         figures=tuple(_figures(summary)),
         facts=(f"{state} for {lasted(summary.duration_s)}", *watch_facts(summary)),
@@ -91,7 +90,7 @@ def _levels(summary: MachineSummary) -> Iterator[str]:
     for device in ("cgroup", "host", *_gpus(summary)):
         used, limit = figure_of(summary, device, "memory_bytes", "max"), memory_limit_of(summary, device)
         if used is not None and limit:
-            yield f"memory {_of(summary, device, used, limit)}"
+            yield f"memory {_of(device, used, limit)}"
             break
 
 
@@ -106,30 +105,25 @@ def _answer(summary: MachineSummary, kind: str, found: Sequence[Saturation]) -> 
         return sentence, "Profile a step with %%profile_step to see what the GPU waits for."
     if kind == "memory":
         places = "; ".join(
-            _of(summary, one.device, one.used, one.limit) + ("" if one.own is None else f", you {fmt.size(one.own)}")
+            _of(one.device, one.used, one.limit) + ("" if one.own is None else f", you {fmt.size(one.own)}")
             for one in found
         )
         return f"Memory near its limit: {places}", "Use smaller batches or fewer workers, or stop other processes."
     used, limit = fmt.share(first.used / 100), fmt.share(first.limit / 100)
-    own = None if first.own is None else fmt.share(first.own / 100)
+    you = "" if first.own is None else f", you {fmt.share(first.own / 100)}"
     if first.device == "cgroup":
         paused = figure_of(summary, "cgroup", "throttled_percent")
         stopped = f", which paused it for {fmt.share(paused / 100)} of the time" if paused else ""
-        return (
-            f"CPU limit of the cgroup reached: {used} of {limit}{stopped}",
-            "Raise the container's CPU limit, or use fewer threads and workers.",
-        )
+        advice = "Raise the container's CPU limit, or use fewer threads and workers."
+        return f"CPU limit of the cgroup reached: {used} of {limit}{stopped}", advice
     if first.own is not None and first.own < first.used / 2:
-        return (
-            f"CPU saturated by others: host {used}, you {own}",
-            "Stop other processes, or measure when the machine is idle.",
-        )
-    you = "" if own is None else f", you {own}"
+        advice = "Stop other processes, or measure when the machine is idle."
+        return f"CPU saturated by others: host {used}{you}", advice
     return f"CPU saturated: host {used} of {limit}{you}", "Profile a step to see which part of it needs the CPU."
 
 
-def _of(summary: MachineSummary, device: str, used: float, limit: float) -> str:
-    whose = {"cgroup": " (cgroup)", "host": ""}.get(device, f" ({_name(device)})")
+def _of(device: str, used: float, limit: float) -> str:
+    whose = {"cgroup": " (cgroup)", "host": ""}.get(device, f" ({device_word(device, {})})")
     return f"{fmt.size(used)} of {fmt.size(limit)}{whose}"
 
 
@@ -137,13 +131,13 @@ def _gpus(summary: MachineSummary) -> list[str]:
     return [device for device in summary.facts if device.startswith("gpu")]
 
 
+def _gpu_names(summary: MachineSummary) -> dict[str, None]:
+    return dict.fromkeys(str(summary.facts[gpu].get("name") or "") for gpu in _gpus(summary))
+
+
 def _busy(summary: MachineSummary) -> list[tuple[str, float]]:
     busy = [(gpu, figure_of(summary, gpu, "busy_percent")) for gpu in _gpus(summary)]
     return [(gpu, value) for gpu, value in busy if value is not None]
-
-
-def _name(device: str) -> str:
-    return f"GPU {device.removeprefix('gpu')}" if device.startswith("gpu") else device
 
 
 def _range(percents: Sequence[float]) -> str:
@@ -154,7 +148,7 @@ def _range(percents: Sequence[float]) -> str:
 def _figures(summary: MachineSummary) -> Iterator[Figure]:
     busy = _busy(summary)
     for gpu, percent in busy if len(busy) <= _FEW_GPUS else ():
-        yield Figure(f"{_name(gpu)} busy", percent / 100, "share", basis="median")
+        yield Figure(f"{device_word(gpu, {})} busy", percent / 100, "share", basis="median")
     limit = cpu_limit_of(summary, "host")
     of = "median" if limit is None else f"median, of {fmt.share(limit / 100)}"
     for device, basis in (("process", "median"), ("host", of)):
@@ -177,20 +171,20 @@ def _sections(summary: MachineSummary) -> Iterator[Section]:
         )
     if summary.steps is not None:
         yield from _by_phase(summary, summary.steps)
+    rows = [_row(summary, *index, row) for index, row in summary.table.iterrows()]
     heads = ("median", "95th percentile", "maximum", "total")
-    columns = (Column("device"), Column("metric"), *(Column(head, "number") for head in heads))
-    table = summary.table
-    rows = [
-        _row(summary, device, metric, row)
-        for (device, metric), (_, row) in zip(table.index, table.iterrows(), strict=True)
-    ]
-    yield Table("Over the whole watch", columns, rows, budget=_ROWS, noun="metric")
+    yield _metrics("Over the whole watch", heads, rows)
     if bands := bands_of(summary):
         times = (Column("from", "ms"), Column("lasted", "ms"))
-        columns = (Column("name"), Column("inside"), *times, Column("", priority=1))
-        rows = _mark_rows(bands)
-        title, rows = ("Marks, newest first", rows[::-1]) if summary.steps is None else ("Passes and marks", rows)
-        yield Table(title, columns, rows, noun="mark")
+        columns = (Column("name"), Column("inside"), *times, Column("steps", priority=1))
+        marks = _mark_rows(bands)
+        title, marks = ("Marks, newest first", marks[::-1]) if summary.steps is None else ("Passes and marks", marks)
+        yield Table(title, columns, marks, noun="mark")
+
+
+def _metrics(title: str, heads: Iterable[str], rows: Sequence[tuple[Any, ...]]) -> Table:
+    columns = (Column("device"), Column("metric"), *(Column(head, "number") for head in heads))
+    return Table(title, columns, rows, budget=_ROWS, noun="metric")
 
 
 def watch_series(summary: MachineSummary) -> Iterator[Series]:
@@ -201,26 +195,21 @@ def watch_series(summary: MachineSummary) -> Iterator[Series]:
     for chart in summary.charts:
         unit, factor = document_unit(chart.lines[0].column)
         lines = [
-            Line(line_mark(chart, line), [_scaled(value, factor) for value in values[line.device, line.column]])
+            Line(line_mark(chart, line), [fmt.known(factor * value) for value in values[line.device, line.column]])
             for line in chart.lines
         ]
         most = float(np.nanmax([values[line.device, line.column] for line in chart.lines]))
         title, levels = chart.title, dict[str, float]()
-        if chart.ceiling is not None and chart.near_ceiling(most):
+        if chart.ceiling is not None and most >= _NEAR_CEILING * chart.ceiling:
             levels = {chart.ceiling_word: chart.ceiling * factor}
         elif chart.ceiling is not None:
             title += f" ({chart.ceiling_word}: {fmt.reading(chart.ceiling, chart.unit)})"
         yield Series(title, Axis("time", "ms"), Axis("", unit), (1e3 * times).tolist(), tuple(lines), levels)
 
 
-def _scaled(value: Any, factor: float) -> float | None:
-    number = fmt.known(value)
-    return None if number is None else factor * number
-
-
 def _value(column: str, number: Any) -> Value:
     unit, factor = document_unit(column)
-    return Value(_scaled(number, factor), unit)
+    return Value(fmt.known(factor * number), unit)
 
 
 def _row(summary: MachineSummary, device: str, metric: str, row: Any) -> tuple[Any, ...]:
@@ -238,8 +227,8 @@ def _row(summary: MachineSummary, device: str, metric: str, row: Any) -> tuple[A
 
 def _names(summary: MachineSummary, device: str, metric: str) -> tuple[str, str]:
     """Return the names of a device and a metric. GPU names are only included if the GPUs are different."""
-    names = {summary.facts[gpu].get("name") for gpu in _gpus(summary)}
-    return summary.words.get(device, device) if len(names) > 1 else _name(device), METRIC_WORDS[metric]
+    name = summary.words.get(device, device) if len(_gpu_names(summary)) > 1 else device_word(device, {})
+    return name, METRIC_WORDS[metric]
 
 
 def _mark_rows(bands: Sequence[tuple[str, int, float, float | None, str]]) -> list[tuple[Any, ...]]:
@@ -256,19 +245,15 @@ def _mark_rows(bands: Sequence[tuple[str, int, float, float | None, str]]) -> li
 
 def _by_phase(summary: MachineSummary, steps: StepsWatched) -> Iterator[Section]:
     """Yield a table of the mean of each metric in each phase, without phases and metrics that have no means."""
-    means = steps.by_phase["mean"]
-    means = means[np.isfinite(means.to_numpy(float, na_value=np.nan))]
-    seen = set(means.index.get_level_values("phase"))
-    phases = [name for name in steps.by_phase.index.unique("phase") if name in seen]
+    means = steps.by_phase["mean"].dropna()
+    phases = [name for name in steps.by_phase.index.unique("phase") if name in means.index.unique("phase")]
     if not phases:
         return
     rows: list[tuple[Any, ...]] = []
     for (device, metric), own in means.groupby(["device", "metric"], sort=False):
-        known = own.droplevel(["device", "metric"])
-        values = (_value(metric, known.get(name)) for name in phases)
-        rows.append((*_names(summary, device, metric), *values))
-    columns = (Column("device"), Column("metric"), *(Column(palette.mark(name).word, "number") for name in phases))
-    yield Table("Mean in each phase", columns, rows, budget=_ROWS, noun="metric")
+        known = own.droplevel(["device", "metric"]).reindex(phases)
+        rows.append((*_names(summary, device, metric), *(_value(metric, mean) for mean in known)))
+    yield _metrics("Mean in each phase", [palette.mark(name).word for name in phases], rows)
 
 
 def _reading_notes(summary: MachineSummary) -> Iterator[str]:
@@ -278,7 +263,7 @@ def _reading_notes(summary: MachineSummary) -> Iterator[str]:
         few = "Phases with too few readings do not have a mean"
         if steps.by_phase["mean"].isna().all():
             few = "No phase has enough readings for a mean"
-        yield f"{few}, and {_WHOLE_ONLY}."
+        yield f"{few}, and rates such as CPU require phases that are longer than the reading interval."
         if steps.phases["placed"].any():
             yield "The phases of untraced steps are estimated from the traced steps."
     yield from (f"{chart.title}: {chart.note}." for chart in summary.charts if chart.note)

@@ -31,10 +31,10 @@ class WatchWidget(DrawnWidget):
     _css = style("draw/js/document.css", "watching/js/watch.css")
 
     chunk = traitlets.Unicode().tag(sync=True)
+    _refreshed: Callable[[], dict[str, Any]] | None = None
 
     def __init__(self, refreshed: Callable[[], dict[str, Any]]) -> None:
-        self._refreshed: Callable[[], dict[str, Any]] | None = None
-        self._pushes: deque[str] = deque(maxlen=FIRST_PUSHES)
+        self._pushes = deque[str](maxlen=FIRST_PUSHES)
         self._pushed = 0
         self._marks: list[list[Any]] = []
         self._pushing = threading.Lock()
@@ -60,17 +60,18 @@ class WatchWidget(DrawnWidget):
             new = [mark for mark in self._marks if mark not in earlier]
             said = None if note is None else escape.plain(note, 600)
             self._pushes.append(json_of([self._pushed, [row_data(*row) for row in rows], new, said]))
-            if self._pushed > FIRST_PUSHES:
-                while len(self._pushes) > REPEATED_PUSHES:
-                    self._pushes.popleft()
-            self.chunk = f"[{','.join(self._pushes)}]"
+            repeated = FIRST_PUSHES if self._pushed <= FIRST_PUSHES else REPEATED_PUSHES
+            self.chunk = f"[{','.join(list(self._pushes)[-repeated:])}]"
 
     def reload(self) -> None:
         """Redraw everything. This method is called from a thread."""
+        self.data = self._whole()
+
+    def _whole(self) -> str:
+        """Return the data with the history so far or, if the watch has ended, the document."""
         with self._pushing:
             refreshed, pushed = self._refreshed, self._pushed
-        if refreshed is not None:
-            self.data = json_of({**refreshed(), "pushed": pushed})
+        return self.data if refreshed is None else json_of({**refreshed(), "pushed": pushed})
 
     def finish(self, document: Document, view_id: str) -> None:
         """Replace the panel with a document, and ignore later pushes."""
@@ -86,8 +87,4 @@ class WatchWidget(DrawnWidget):
         If a page requests the whole state, the state includes the history so far.
         """
         state = super().get_state(key, drop_defaults)
-        if key is None and (refreshed := getattr(self, "_refreshed", None)) is not None:
-            with self._pushing:
-                pushed = self._pushed
-            state["data"] = json_of({**refreshed(), "pushed": pushed})
-        return state
+        return state if key is not None else state | {"data": self._whole()}

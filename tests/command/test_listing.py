@@ -18,10 +18,8 @@ from tests.ranks.rank_traces import rank_trace, written
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     folder = tmp_path / "runs"
-    for age, (name, wait_ms) in enumerate([("waits", 6.0), ("steady", 0.1)]):
-        place = RunSummary(recorded(usual(200), usual(200, wait_ms))).save(folder / name / "run")
-        for each in (place.parent, place):
-            os.utime(each, (10**9 - age * 10**5,) * 2)
+    for name, wait_ms in [("steady", 0.1), ("waits", 6.0)]:
+        RunSummary(recorded(usual(200), usual(200, wait_ms))).save(folder / name / "run")
     return folder
 
 
@@ -29,32 +27,39 @@ def test_several_runs_are_listed_with_their_verdicts_newest_first(runs: Path) ->
     done = called("show", runs)
 
     assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == called("journal", runs).stdout
     text = done.stdout
-    # Lines may break anywhere in a long path.
-    assert f"perfnbshow{runs / 'waits'}" in "".join(text.split())
-    assert text.index("\nwaits ") < text.index("Input-bound: removing the wait for data") < text.index("\nsteady ")
+    assert text.index("waits/run · Input-bound") < text.index("steady/run · Steady")
 
 
 def test_one_that_is_damaged_does_not_hide_the_others(runs: Path) -> None:
-    (runs / "steady" / "run" / "rows.parquet").write_bytes(b"PAR1")
+    (runs / "steady" / "run" / "run.json").write_bytes(b'{"format": "perfnb"')
     done = called("show", runs)
     assert done.returncode == 0
-    # Lines may break anywhere in a long path.
-    assert "rows.parquetisdamaged" in "".join(done.stdout.split())
+    assert "damaged" in done.stdout
     assert "Input-bound" in done.stdout
 
 
-def test_the_list_as_json(runs: Path) -> None:
+def test_folders_of_traces_are_listed_below_what_was_saved(runs: Path, tmp_path: Path) -> None:
+    for name in ("good", "cut off"):
+        (runs / name).mkdir()
+        (file,) = written(runs / name, [rank_trace(0)], "trace_{}.json")
+        if name == "cut off":
+            file.write_bytes(file.read_bytes()[:-100])
+        os.utime(file, (10**9 + len(name),) * 2)
+        os.utime(file.parent, (10**9,) * 2)
     found = json.loads(called("show", runs, "--json").stdout)
-    (table,) = found["sections"]
-    assert [row[:2] for row in table["rows"]] == [["waits", "RunSummary"], ["steady", "RunSummary"]]
-    assert table["names"] == [str(runs / "waits"), str(runs / "steady")]
-
-
-def test_a_page_needs_one_of_them(runs: Path, tmp_path: Path) -> None:
+    saved, traces = found["sections"]
+    assert saved["names"] == ["waits/run", "steady/run"]
+    assert traces["names"] == [str(runs / "cut off"), str(runs / "good")]
+    assert "trace_0.json" in traces["details"][0]
+    assert traces["details"][1]
     done = called("show", runs, "--html", tmp_path / "page.html")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "waits/run" in (tmp_path / "page.html").read_text("utf-8")
+    done = called("show", runs, "--rank", "3")
     assert done.returncode == 2
-    assert "contains several results" in done.stderr
+    assert "does not contain ranks" in done.stderr
 
 
 def test_unrelated_traces_are_no_ranks(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_output_that_cannot_be_written_is_told(profile: Path, form: tuple[str, .
 def test_a_folder_of_profiles_lists_them(profile: Path) -> None:
     done = called("show", profile.parent)
     assert (done.returncode, done.stderr) == (0, "")
-    assert f"perfnb show {profile}" in done.stdout
+    assert f"  {profile.name} · Bound by code outside the model" in done.stdout
 
 
 def test_json_holds_the_tables(profile: Path) -> None:

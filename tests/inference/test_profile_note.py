@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import perfnb
-from perfnb.profile.report import notes_of
 from perfnb.step.data_waits import token_count
 
 SAID = "This is inference: there was no backward pass."
@@ -33,8 +32,8 @@ def test_only_a_step_without_backward_and_optimizer_is_inference() -> None:
     served, trained = (perfnb.profile_step(step, model=model, **BRIEF) for step in (infer, train))
 
     assert SAID in str(served)
-    assert any(note.startswith(SAID) for note in notes_of(served._summary))
-    assert not any(note.startswith(SAID) for note in notes_of(trained._summary))
+    assert any(note.startswith(SAID) for note in served._document().notes)
+    assert not any(note.startswith(SAID) for note in trained._document().notes)
 
 
 def test_token_ids_of_the_input_are_counted_where_a_batch_names_them() -> None:

@@ -163,7 +163,7 @@ def test_ranks_that_two_files_claim_are_their_places(tmp_path: Path) -> None:
 
 
 def test_the_traces_of_a_folder_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    for name in ("rank10.json", "rank9.json", "a.pt.trace.json.gz", "notes.txt", "x.sqlite"):
+    for name in ("rank10.json", "rank9.json", "a.pt.trace.json.gz", "notes.txt", "x.sqlite", ".index.json"):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "folder.json").mkdir()
     assert [path.name for path in trace_files(tmp_path)] == ["a.pt.trace.json.gz", "rank9.json", "rank10.json"]

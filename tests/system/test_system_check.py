@@ -113,7 +113,7 @@ def test_checks_that_found_the_same_stand_in_one_row() -> None:
     alike = checks(("GPU driver", "none", "info"), ("GPU ECC", "none", "info"), ("other", "x", "info"))
     table = alike._document().sections[0]
     assert isinstance(table, Table)
-    assert [name for name, _ in table.rows] == ["GPU driver, ECC", "other"]
+    assert [name for name, _ in table.rows] == ["GPU driver, GPU ECC", "other"]
     assert table.details == ["none", "x (expected: other expected)"]
 
 

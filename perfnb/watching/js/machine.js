@@ -15,11 +15,11 @@ const LEAST_STRETCH_PX = 2.5;
 function machinePicture(data) {
   const store = watchStore(data);
   const phases = data.steps && phasesOf(data.steps);
-  const board = watchBoard(store, { bands: store.marked, phases, leastSpan: data.steps ? 0.02 : 4 * data.interval_s });
+  const board = watchBoard(store, phases);
   const reset = h("button", { type: "button", click: board.follow }, "Reset zoom");
   const hint = h("span", { class: "pf-quiet" });
   board.drawn = () => {
-    reset.disabled = !board.zoomed();
+    reset.disabled = !board.view;
     const { from, to } = board.time();
     const seen = board.phasesIn(from, to, 250).length;
     write(hint, seen ? phases.placed ? "lighter: estimated from the traced steps" : "" : "zoom in on the strip below to see phases in the charts");
@@ -27,11 +27,9 @@ function machinePicture(data) {
   const legend = phases && legendOf(phases.marks);
   legend?.append(h("li", {}, hint));
   const element = h("div", { class: "pf-view pf-machine" },
-    h("div", { class: "pf-watch-header" }, board.line, h("div", { class: "pf-buttons" }, reset)), legend,
-    board.element);
-  if (phases) element.append(drawn("svg", { width: 0, height: 0, class: "pf-watch-patterns", "aria-hidden": "true" }, phases.defs));
-  board.draw();
-  return { element, shown: board.draw, size: clock(store.last - store.first) };
+    h("div", { class: "pf-watch-header" }, board.line, h("div", { class: "pf-buttons" }, reset)), legend, board.element,
+    phases && drawn("svg", { width: 0, height: 0, class: "pf-watch-patterns", "aria-hidden": "true" }, phases.defs));
+  return { element, size: clock(store.last - store.first) };
 }
 
 // The intervals of the phases: their positions, their fills, and which of them are visible in a window.
@@ -49,11 +47,11 @@ function phasesOf(steps) {
     }
     return seen;
   };
-  const wordsAt = (time) => {
+  const wordAt = (time) => {
     const i = placeAfter(start, time) - 1;
-    return i >= 0 && time < end[i] ? ` · ${steps.phases[steps.phase[i]].word}${steps.placed[i] ? " (estimated)" : ""}` : "";
+    return time < end[i] && `${steps.phases[steps.phase[i]].word}${steps.placed[i] ? " (estimated)" : ""}`;
   };
-  return { marks: steps.phases, defs, within, wordsAt, placed: steps.placed.includes(1) };
+  return { marks: steps.phases, defs, within, wordAt, placed: steps.placed.includes(1) };
 }
 
 pictures.machine = ({ data }) => machinePicture(data);

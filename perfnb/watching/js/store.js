@@ -3,64 +3,55 @@ import { placeAfter } from "../../draw/js/sorted_places.js";
 
 const MOST_POINTS = 4000;
 const LATEST_POINTS = 1000; // the number of latest points that are never merged
-const ROOM_POINTS = 500;
+const MERGED_POINTS = 2000;
 const MOST_MARKS = 500;
 const BREAK_INTERVALS = 2.5;
 
 // The readings of one device. `broken` marks points with a gap before them.
-function deviceReadings(columns) {
-  const own = {
-    size: 0, until: -Infinity, t: new Float64Array(MOST_POINTS), span: new Float64Array(MOST_POINTS), broken: new Uint8Array(MOST_POINTS),
-    values: new Map(columns.map((column) => [column, new Float64Array(MOST_POINTS)])), known: new Set(),
-  };
-  own.add = (t, span, broken, values) => {
+function deviceReadings() {
+  const [t, span, broken, values] = [new Float64Array(MOST_POINTS), new Float64Array(MOST_POINTS), new Uint8Array(MOST_POINTS), new Map()];
+  const own = { size: 0, until: -Infinity, t, span, broken, values };
+  own.add = (time, covered, afterGap, row) => {
     if (own.size === MOST_POINTS) coarsen(own);
-    const i = own.size;
-    [own.t[i], own.span[i], own.broken[i]] = [t, span, broken ? 1 : 0];
-    for (const [column, list] of own.values) {
-      const value = values[column];
-      list[i] = value ?? NaN;
-      if (value != null) own.known.add(column);
+    for (const [column, value] of Object.entries(row)) {
+      if (value != null && !values.has(column)) values.set(column, new Float64Array(MOST_POINTS).fill(NaN));
     }
+    [t[own.size], span[own.size], broken[own.size]] = [time, covered, afterGap ? 1 : 0];
+    for (const [column, list] of values) list[own.size] = row[column] ?? NaN;
     own.size += 1;
   };
   // Returns the last point at or before a time, or -1 if there is none.
-  own.before = (time) => placeAfter(own.t, time, own.size) - 1;
+  own.before = (time) => placeAfter(t, time, own.size) - 1;
   own.nearest = (time) => {
     const i = own.before(time);
-    return i < 0 || (i + 1 < own.size && own.t[i + 1] - time < time - own.t[i]) ? i + 1 : i;
+    return i < 0 || (i + 1 < own.size && t[i + 1] - time < time - t[i]) ? i + 1 : i;
   };
   return own;
 }
 
-// Makes room by merging neighbouring points, except for the latest, into means that are weighted by the time that each
-// point covers. Points that cover the least time are merged first, so that the resolution of the past is uniform.
-// Points on either side of a gap are merged last.
+// Makes room by merging the points in each of many equal parts of the past, except for the latest points, into means
+// that are weighted by the time that each point covers.
 function coarsen(own) {
-  const old = MOST_POINTS - LATEST_POINTS;
-  const whole = own.t[own.size - 1] - own.t[0];
-  let least = Infinity;
-  for (let i = 1; i < old; i += 1) least = Math.min(least, own.span[i - 1] + own.span[i]);
-  for (let most = least; own.size > MOST_POINTS - ROOM_POINTS; most *= 1.5) mergePairs(own, own.size - LATEST_POINTS, most, most > 4 * whole);
-}
-
-function mergePairs(own, old, most, overGaps) {
-  const lists = [...own.values.values()];
-  let to = 0;
-  for (let i = 0; i < old; to += 1) {
-    const pair = i + 1 < old && own.span[i] + own.span[i + 1] <= 1.001 * most && (overGaps || !own.broken[i + 1]);
-    const [a, b] = [own.span[i], pair ? own.span[i + 1] : 0];
-    const mean = (list) => {
-      if (!pair || Number.isNaN(list[i + 1])) return list[i];
-      return Number.isNaN(list[i]) ? list[i + 1] : (a * list[i] + b * list[i + 1]) / (a + b);
-    };
-    for (const list of [own.t, ...lists]) list[to] = mean(list);
-    own.broken[to] = own.broken[i];
-    own.span[to] = a + b;
-    i += pair ? 2 : 1;
+  const { t, span, broken } = own;
+  const lists = [t, ...own.values.values()];
+  const old = own.size - LATEST_POINTS;
+  const parts = Array.from(t.subarray(0, old), (time) => Math.floor((MERGED_POINTS * (time - t[0])) / (t[old] - t[0])));
+  let to = -1;
+  for (let i = 0; i < old; i += 1) {
+    if (parts[i] !== parts[i - 1]) {
+      to += 1;
+      for (const list of [...lists, span, broken]) list[to] = list[i];
+      continue;
+    }
+    const [a, b] = [span[to], span[i]];
+    for (const list of lists) {
+      if (Number.isNaN(list[to])) list[to] = list[i];
+      else if (!Number.isNaN(list[i])) list[to] = (a * list[to] + b * list[i]) / (a + b);
+    }
+    span[to] = a + b;
   }
-  for (const list of [own.t, own.span, own.broken, ...lists]) list.copyWithin(to, old, own.size);
-  own.size -= old - to;
+  for (const list of [...lists, span, broken]) list.copyWithin(to + 1, old, own.size);
+  own.size -= old - to - 1;
 }
 
 // Stores the readings of all devices, the marks and the notes. Listeners are called on each change.
@@ -70,18 +61,14 @@ export function watchStore(first) {
   const changed = (whole) => listeners.forEach((listener) => listener(whole));
   const markKey = ([, depth, start]) => `${depth} ${Math.round(1000 * start)}`;
   const addMarks = (marks) => {
-    for (const mark of marks ?? []) {
+    for (const mark of marks) {
       store.marks.delete(markKey(mark));
       store.marks.set(markKey(mark), mark);
     }
     for (const [key, [, , , end]] of store.marks) {
-      if (store.marks.size <= MOST_MARKS) break;
-      if (end == null) continue;
-      store.marks.delete(key);
-      store.marksLeftOut += 1;
+      if (store.marks.size > MOST_MARKS && end != null) store.marks.delete(key);
     }
   };
-  const addNote = (note) => note && !store.notes.includes(note) && store.notes.push(note);
   const addRow = ([device, t, span, values], interval) => {
     const own = store.devices.get(device);
     if (!own || !(t > own.until)) return;
@@ -92,29 +79,22 @@ export function watchStore(first) {
   };
   // Replaces everything at the start, after a reload, and at the end of the watch, when it becomes a document.
   store.load = (data) => {
-    if (!data.charts) {
-      Object.assign(store, { data, running: false });
-      changed(true);
-      return;
-    }
-    Object.assign(store, {
-      data, pushed: data.pushed ?? 0, running: data.running ?? false, devices: new Map(), marks: new Map(), marksLeftOut: data.marks_left_out ?? 0,
-      notes: [...(data.notes ?? [])], first: Infinity, last: -Infinity,
-    });
-    const columns = new Map(Object.keys(data.words).map((device) => [device, new Set()]));
-    for (const { lines } of data.charts) for (const { device, column } of lines) columns.get(device)?.add(column);
-    for (const [device, wanted] of columns) {
-      store.devices.set(device, deviceReadings([...wanted]));
-      const { first, step, devices } = data.history;
-      const lists = Object.entries(devices[device] ?? {});
-      const count = lists[0]?.[1][1].length ?? 0;
-      for (let i = 0; i < count; i += 1) {
-        if (lists.every(([, [, list]]) => list[i] == null)) continue;
-        const values = Object.fromEntries(lists.map(([column, [factor, list]]) => [column, list[i] == null ? null : factor * list[i]]));
-        addRow([device, first + i * step, step, values], step);
+    Object.assign(store, { data, running: data.running ?? false });
+    if (data.charts) {
+      Object.assign(store, {
+        pushed: data.pushed ?? 0, devices: new Map(Object.keys(data.words).map((device) => [device, deviceReadings()])), marks: new Map(),
+        notes: [...(data.notes ?? [])], first: Infinity, last: -Infinity,
+      });
+      const { first: from, step, devices } = data.history;
+      for (const [device, columns] of Object.entries(devices)) {
+        const lists = Object.entries(columns);
+        lists[0][1][1].forEach((_, i) => {
+          const known = lists.filter(([, [, list]]) => list[i] != null).map(([column, [factor, list]]) => [column, factor * list[i]]);
+          if (known.length) addRow([device, from + i * step, step, Object.fromEntries(known)], step);
+        });
       }
+      addMarks(data.marks);
     }
-    addMarks(data.marks);
     changed(true);
   };
   // Each chunk repeats recent pushes, so that a page that starts listening late misses little.
@@ -123,11 +103,12 @@ export function watchStore(first) {
     for (const [number, rows, marks, note] of fresh) {
       rows.forEach((row) => addRow(row, store.data.interval_s));
       addMarks(marks);
-      addNote(note);
+      if (note && !store.notes.includes(note)) store.notes.push(note);
       store.pushed = number;
     }
     if (fresh.length && store.running) changed(false);
   };
+  store.has = (device, column) => store.devices.get(device)?.values.has(column);
   store.marked = () => [...store.marks.values()];
   store.load(first);
   return store;
@@ -139,6 +120,6 @@ export function readAt(own, column, time, interval) {
   if (at >= own.size) return null;
   const outside = i < 0 || i + 1 >= own.size || own.broken[i + 1];
   if (outside && Math.abs(own.t[at] - time) > (BREAK_INTERVALS * interval) / 2) return null;
-  const value = own.values.get(column)?.[at];
-  return Number.isNaN(value ?? NaN) ? null : value;
+  const value = own.values.get(column)[at];
+  return Number.isNaN(value) ? null : value;
 }
