@@ -22,9 +22,10 @@ from perfnb.recording.from_trace import rows_of_trace
 from perfnb.recording.nesting import NONE, Bools
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform
-from perfnb.recording.text import TEXT
 from perfnb.trace_names import CALLS, DATA_SPAN, DEVICE_WORK, LAYER_SPAN, OPS, PIECE, SYNCHRONISATION
 
+#: How the frame ``path_savings`` splits a critical path.
+_PARTS: tuple[By, ...] = ("kind", "op")
 _OWN_SPANS = re.compile(rf"{LAYER_SPAN}|{DATA_SPAN}$|{PIECE}$")
 
 
@@ -108,10 +109,6 @@ def gpu_events(recording: Recording, attribution: Attribution | None = None) -> 
     return GpuEvents(chosen, in_steps[rows], tuple(dict.fromkeys(numbers)), None)
 
 
-#: How the frame ``path_savings`` splits a critical path.
-_PARTS: tuple[By, ...] = ("kind", "op")
-
-
 def step_table(gpu: GpuEvents) -> pd.DataFrame:
     """Return the table ``gpu_steps``. A trace without step marks counts as one step."""
     if gpu.only_step is None:
@@ -161,13 +158,13 @@ def path_table(gpu: GpuEvents) -> pd.DataFrame:
 
 def saving_table(gpu: GpuEvents) -> pd.DataFrame:
     """Return the table ``path_savings``: the parts of each step's path, by kind and by op."""
-    parts = []
-    for number, window, path in _paths(gpu):
-        for by in _PARTS:
-            table = savings_in(gpu.waits, window, by, path=path).rename(columns={by: "part"}).astype({"part": TEXT})
-            kind = pd.Categorical([by] * len(table), categories=list(_PARTS))
-            parts.append(table.assign(rank=gpu.events["rank"].iloc[0], step=number, by=kind))
-    return conform(pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(), "path_savings")
+    parts = [
+        savings_in(gpu.waits, window, by, path=path).rename(columns={by: "part"}).assign(step=number, by=by)
+        for number, window, path in _paths(gpu)
+        for by in _PARTS
+    ]
+    table = pd.concat(parts, ignore_index=True).assign(rank=gpu.events["rank"].iloc[0]) if parts else pd.DataFrame()
+    return conform(table, "path_savings")
 
 
 def _paths(gpu: GpuEvents) -> Iterator[tuple[int, Window, pd.DataFrame]]:
