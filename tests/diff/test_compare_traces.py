@@ -80,7 +80,7 @@ def test_two_makers_meet_at_the_convolution_with_the_kernels_of_both(
     assert compared.ops["op"][kernels["row"]] == "aten::_convolution"
     assert compared.gpu_time.loc["busy"].tolist() == pytest.approx([0.06, 0.09, 0.03])
     (row,) = table_of(compared, "ops").rows
-    assert row == ("aten::conv2d 2×3×8×8, 4×3×3×3", *map(pytest.approx, (0.06, 0.09, 0.03, 1.5, 0)))
+    assert row == ("aten::conv2d 2 × 3 × 8 × 8, 4 × 3 × 3 × 3", *map(pytest.approx, (0.06, 0.09, 0.03, 1.5, 0)))
     text = " ".join(str(compared).split())
     assert "1 call in 1 layer · winograd → igemm_fwd_gtcx3, batched_transpose" in text
     assert "3 traced steps of the baseline and 1 of the candidate" in text
