@@ -121,7 +121,7 @@ def test_no_effect_is_drawn_of_what_is_better_if_larger() -> None:
     ("pairs", "noise", "words"),
     [
         (60, 0.01, "60 pairs in random order, which detect a difference of 0."),
-        (10, 0.5, "10 pairs in random order, which detect a factor of 2.6"),
+        (10, 0.5, "10 pairs in random order, which detect a difference of 16"),
         (8, 3.0, "8 pairs in random order, which vary too much to detect even a factor of 10"),
         (3, 0.01, "3 pairs in random order"),
     ],
