@@ -214,16 +214,12 @@ def _changed(a: Any, b: Any, lacking: str = "") -> tuple[Cell, ...]:
     return (*shown, change, after / before if None not in times and before > 0 else "")
 
 
-def _unlike(operators: pd.DataFrame) -> pd.DataFrame:
-    """Return the operators whose time or number of calls differs."""
-    calls = operators[["calls_a", "calls_b"]].astype("Float64").fillna(0.0)
-    return operators[(operators["grew_ms"].fillna(0.0) != 0) | ((calls["calls_a"] - calls["calls_b"]).abs() > 1e-9)]
-
-
 def _operators(diff: TraceDiff) -> Table:
     what = "gpu_ms" if diff.on_gpu else "host_ms"
     rows, details = list[Any](), list[str]()
-    for row in _unlike(diff.operators).to_dict("records"):
+    calls = [diff.operators[f"calls_{side}"].astype("Float64").fillna(0.0) for side in ("a", "b")]
+    changed = (diff.operators["grew_ms"].fillna(0.0) != 0) | ((calls[0] - calls[1]).abs() > 1e-9)
+    for row in diff.operators[changed].to_dict("records"):
         op = _arrow(str(row[f"op_{side}"]) for side in ("a", "b") if not pd.isna(row[f"op_{side}"])) or str(row["op"])
         lacking = {ONLY_A: "b", ONLY_B: "a"}.get(str(row["matched"]), "")
         times = _changed(row[f"{what}_a"], row[f"{what}_b"], lacking)
@@ -261,16 +257,13 @@ def _findings(table: pd.DataFrame) -> Table:
 
 
 def _notes(diff: TraceDiff) -> Iterator[str]:
-    low = [share for share in diff.alike if share is not None and share < _ALIKE]
-    if low:
-        first, second = (fmt.share(share) for share in diff.alike)
+    if any(share is not None and share < _ALIKE for share in diff.alike):
+        first, second = map(fmt.share, diff.alike)
         yield (
             f"Only {first} of the baseline's and {second} of the candidate's time is in ops that the other has in the "
             "same layer or with the same input shapes. The two do not seem to run the same model on the same input, "
             "so the differences may not be meaningful."
         )
-    if _unlike(diff.operators).empty:
-        yield "No op took more time or less time than before."
     if diff.on_gpu:
         yield "Op times are GPU times, which are the sums of all kernels, copies and memsets launched inside the ops."
     elif len(diff.kernels):
@@ -283,13 +276,6 @@ def _notes(diff: TraceDiff) -> Iterator[str]:
         if any(lacking):
             who = "Neither has" if all(lacking) else f"The {'baseline' if lacking[0] else 'candidate'} has no"
             yield f"{who} {things}: {rest}."
-    a, b = (works / steps for works, steps in zip(diff.works, diff.steps, strict=True))
-    if diff.gpu_time is not None and a != b:
-        yield (
-            f"There are {_arrow((fmt.count(a), fmt.count(b)))} kernels, copies and memsets per step. The time from "
-            "first to last, and so the idle time, depends only on which one starts first and which ends last. One more "
-            "or one fewer there may explain the whole change."
-        )
 
 
 def _arrow(words: Iterable[str]) -> str:

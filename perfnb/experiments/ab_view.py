@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -58,10 +58,8 @@ def ab_document(test: ABTest, tabs: tuple[Document, ...] = ()) -> Document:
         state, sentence = _STATES[test.decision], f"{fmt.capital(test.decision)}: {sentence}"
     names = (test.a_name, test.b_name)
     sides = tuple(f"{side}: {name}" for side, name in zip(SIDES, names, strict=True) if names != SIDES)
-    strip, effects = (
-        pairs_strip(test),
-        Effects("Candidate against baseline", tuple(_effects(test)), test.comparison.equal_within, "figure"),
-    )
+    strip = pairs_strip(test)
+    effects = Effects("Candidate against baseline", tuple(_effects(test)), test.comparison.equal_within, "figure")
     few = test.ratio_ci is None and not test.judged
     return Document(
         "A/B test",
@@ -190,8 +188,7 @@ def _notes(test: ABTest) -> Iterator[str]:
         )
         if cause == acceptance.WORSE:
             yield "Two training steps need separate models with equal weights."
-            if math.isfinite(quality.losses[0].candidate):
-                yield "To accept a larger difference, pass limits={'difference': ...} or a quality function."
+            yield "To accept a larger difference, pass limits={'difference': ...} or a quality function."
     if test.check == "" and cause != acceptance.GAIN:
         yield "The results agree."
     if test.judged and not quality.losses and cause != acceptance.UNJUDGED:
@@ -201,43 +198,28 @@ def _notes(test: ABTest) -> Iterator[str]:
         if any(loss.name in test.outcome.about for loss in free):
             yield "Rounding alone can make two training runs diverge by more than that. To allow for this, pass limits."
     yield from pairs_notes(test)
-    if test.table["candidate"].notna()["utilisation"]:
-        yield "Utilisation is the step's FLOPs divided by what this machine could have computed in that time."
     if of_two_ceilings(test.baseline, test.candidate):
         yield (
             f"Utilisation is relative to the {test.baseline.ceiling} ceiling for the baseline, and to the "
             f"{test.candidate.ceiling} ceiling for the candidate. Compare FLOP/s instead."
         )
-    if test.judged and not test.profiles:
-        yield "Memory and utilisation were not measured. Pass profile=True to measure them."
     if "torch" in test.environment:
-        yield f"Measured with {_origin(test.environment)}."
-
-
-def _origin(environment: Mapping[str, Any]) -> str:
-    """Describe the environment of the measurement: ``torch 2.13 on host, commit 1234abcd``."""
-    words = f"torch {environment['torch']}"
-    if environment.get("host"):
-        words += f" on {environment['host']}"
-    if environment.get("commit"):
-        changed = " with uncommitted changes" if environment.get("uncommitted") else ""
-        words += f", commit {str(environment['commit'])[:10]}{changed}"
-    return words
+        commit = str(test.environment.get("commit") or "")[:10]
+        changed = " with uncommitted changes" if test.environment.get("uncommitted") else ""
+        host = f" on {test.environment['host']}" if test.environment.get("host") else ""
+        yield f"Measured with torch {test.environment['torch']}{host}{f', commit {commit}{changed}' if commit else ''}."
 
 
 def _worse(test: ABTest) -> str:
-    losses = {loss.name: loss for loss in test.quality.losses}
     worse = []
-    for name in test.outcome.about:
-        loss = losses[name]
-        if name == DIFFERENCE and test.check is not None:
+    for loss in (loss for loss in test.quality.losses if loss.name in test.outcome.about):
+        if loss.name == DIFFERENCE and test.check is not None:
             # A different structure cannot be expressed as a ratio.
             most = f" (limit {fmt.significant(loss.limit, trim=True)})" if math.isfinite(loss.candidate) else ""
             worse.append(f"{test.quality.said}{most}")
-        elif fmt.known(loss.candidate) is None:
-            worse.append(f"{name} is {loss.candidate}")
         else:
-            worse.append(_against(test, name))
+            known = fmt.known(loss.candidate) is not None
+            worse.append(_against(test, loss.name) if known else f"{loss.name} is {loss.candidate}")
     return "; ".join(worse)
 
 
@@ -251,9 +233,7 @@ def _unlimited(test: ABTest) -> str:
     """Explain why losses cannot be judged."""
     about = test.outcome.about
     odd = [loss for loss in test.quality.losses if loss.name in about and loss.baseline is not None]
-    why = f"{odd[0].name} of the baseline is {odd[0].baseline}" if odd else "no limit on quality loss was given"
-    others = [name for name in test.limits if name not in {*test.table.index, *about}]
-    return why + "".join(f"; limits names {name!r}, which quality does not return" for name in others)
+    return f"{odd[0].name} of the baseline is {odd[0].baseline}" if odd else "no limit on quality loss was given"
 
 
 def _unchecked(test: ABTest, name: str) -> str:

@@ -51,7 +51,7 @@ class _Experiment(TypedDict):
     noise: Noise
     steady: Any
     batch_size: Count | None
-    blocks: NotRequired[_Blocks | None]  # missing in reports from earlier versions
+    blocks: NotRequired[_Blocks | None]
 
 
 class _Quality(TypedDict):
@@ -132,19 +132,18 @@ def read_report(path: str | Path) -> tuple[PairedTimes, dict[str, SavedProfile],
         missing = next(name for name in SIDES if name not in profiles)
         raise RecordingError(f"{source} is damaged: the profile of the {missing} is missing.")
     try:
-        experiment, judged = meta["experiment"], meta["quality"]
-        blocks = experiment.get("blocks")
+        experiment = dict(meta["experiment"])
+        blocks = experiment.pop("blocks", None)  # missing in reports from earlier versions
         times = paired_times(
             *(pairs[name].tolist() for name in ("a_ms", "b_ms")),
-            equal_within=experiment["equal_within"],
             blocks=None if blocks is None else BlockPlan(**blocks),
-            **{name: experiment[name] for name in _EXPERIMENT},
+            **experiment,
         )
         losses = tuple(
             Loss(str(name), float(candidate), *(None if math.isnan(value) else float(value) for value in rest))
             for name, candidate, *rest in rows[_LOSS].itertuples(index=False)
         )
-        quality = Quality(losses, *(judged[name] for name in _QUALITY))
+        quality = Quality(losses, **meta["quality"])
         return times, profiles, {"quality": quality} | {name: meta[name] for name in _GIVEN}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RecordingError(f"{source} is damaged: its contents do not form a report ({error}).") from error

@@ -211,7 +211,6 @@ def test_two_captures_of_one_recommender() -> None:
     listed = {row[0].split()[0]: (row[-1], detail) for row, detail in zip(table.rows, table.details or (), strict=True)}
     assert listed["All2All_Pooled_Req"] == (pytest.approx(0.1555), "0.5 calls")
     assert listed["nccl:all_reduce"] == (pytest.approx(-0.0335), "1 → 0.5 calls")
-    assert "8 → 7.5 kernels" in str(compared)
     assert ops.loc["aten::empty", ["calls_a", "calls_b", "host_ms_a", "host_ms_b"]].tolist() == [1, 1, 0.001, 0.001]
     assert ops.loc["(no known op)", "gpu_ms_a"] == pytest.approx(0.843)
     changed = compared.kernels[compared.kernels["grew_ms"].abs() > 1e-9]
