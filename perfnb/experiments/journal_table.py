@@ -35,7 +35,6 @@ COLUMNS: Mapping[str, str] = MappingProxyType(
         "regression": "bool",
         "also_changed": TEXT,
         "two_changes": "bool",
-        "comparable": "bool",
         "not_compared": TEXT,
         **dict.fromkeys(("disturbed", "host", "torch", "commit"), TEXT),
     }
@@ -134,8 +133,7 @@ def journal_history(
     name, machine and batch size. This is an accepted report's candidate, or an accepted profile or timing. If no entry
     has been accepted yet, the first entry with a time is used instead. The interval of `ratio` is computed by
     `compare_medians`. ``regression`` means that the verdict is "slower" and that the entry is not a trial of a lever,
-    which does not change anything permanently. An entry is not ``comparable`` if there is no other entry for its
-    machine and batch size.
+    which does not change anything permanently.
     """
     last: dict[str, list[_Reference]] = {}
     records = []
@@ -176,7 +174,7 @@ def _against(entry: JournalEntry, reference: _Reference | None, equal_within: fl
     """Compare an entry with its reference."""
     row: dict[str, Any] = dict.fromkeys(("against", "also_changed", "ratio", "verdict", "not_compared"))
     row |= _ends("ratio_ci_low", "ratio_ci_high", None)
-    row |= {"regression": False, "two_changes": False, "comparable": reference is not None}
+    row |= {"regression": False, "two_changes": False}
     if reference is None:
         return row
     changed = reference.changed(entry)
@@ -186,9 +184,8 @@ def _against(entry: JournalEntry, reference: _Reference | None, equal_within: fl
     row["also_changed"] = "; ".join(others) or None
     row["two_changes"] = len(others) + bool(entry.change) > 1
     row["not_compared"] = "; ".join(words_of[key] for key in _DECISIVE if key in words_of) or None
-    row["comparable"] = row["not_compared"] is None
     ms, ci = (entry.baseline_ms, entry.baseline_ci_ms) if entry.kind == "report" else (entry.median_ms, entry.ci_ms)
-    if row["comparable"] and ms is not None and reference.ms is not None:
+    if row["not_compared"] is None and ms is not None and reference.ms is not None:
         compared = compare_medians(reference.ms, reference.ci_ms, ms, ci, equal_within)
         slower = compared.verdict == "slower" and not entry.options.get("lever")
         row |= {"ratio": compared.ratio, "verdict": compared.verdict, "regression": slower}

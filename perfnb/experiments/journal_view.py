@@ -18,8 +18,6 @@ _MOST_POINTS, _MOST_CHARTS = 2000, 4
 #: The label and unit of each figure.
 _AXES = {"step_ms": ("step time", "ms"), "peak_bytes": ("peak memory", "bytes")}
 _KINDS = {"report": "A/B test"}
-#: How increases and decreases of the figures are described.
-_WORDS = {"step_ms": ("Slower", "Faster"), "peak_bytes": ("More memory", "Less memory")}
 _DECISIONS: dict[str, tuple[State, str]] = {
     "accept": ("good", "was accepted"),
     "reject": ("bad", "was rejected"),
@@ -102,15 +100,12 @@ def trend_document(series: pd.DataFrame, changes: pd.DataFrame, figure: str, whe
 def _changed(row: Any, figure: str) -> Verdict:
     """Describe a change: when it occurred, how large it is, and what else changed."""
     worse = row["ratio"] > 1
+    change = f"{fmt.share(abs(row['ratio'] - 1))} {'more' if worse else 'less'} {_AXES[figure][0]}"
     of = f" of {row['name']}" if row["name"] else ""
-    long = f"{'more' if worse else 'less'} {'time' if figure == FIGURES[0] else 'memory'}"
-    percent = fmt.share(abs(row["ratio"] - 1))
-    sentence = (
-        f"{_WORDS[figure][int(not worse)]} since entry {row['number']}{of} ({row['at']:%Y-%m-%d}): {percent} {long}, "
-    )
+    sentence = f"{change} since entry {row['number']}{of} ({row['at']:%Y-%m-%d}): {_ratio(row)}"
     also = row["also_changed"]
     why = "No other recorded fact changed at that point." if pd.isna(also) else f"Also changed there: {also}."
-    return Verdict("bad" if worse else "good", f"{sentence}{_ratio(row)}", why)
+    return Verdict("bad" if worse else "good", sentence, why)
 
 
 def _steady(series: pd.DataFrame) -> Verdict:
@@ -184,8 +179,8 @@ def _verdict(history: pd.DataFrame, table: pd.DataFrame, series: pd.DataFrame) -
     slower = history[history["regression"] & (history["number"] >= since)]
     if len(decided):
         row = decided.iloc[-1]
-        other: tuple[State, str] = "none", f"has the decision {row['decision']}"
-        state, word = _DECISIONS.get(row["decision"], other)
+        decision = str(row["decision"])
+        state, word = _DECISIONS.get(decision, ("none", f"has the decision {decision}"))
         last = f"Last decision: {_entry(row)} {word}: the candidate takes {_ratio(row, _OF_TEST)} the baseline's time"
         if not len(slower) or slower.iloc[-1]["number"] < row["number"]:
             return Verdict(state, last, " ".join(kept))
@@ -199,11 +194,8 @@ def _verdict(history: pd.DataFrame, table: pd.DataFrame, series: pd.DataFrame) -
 
 def _entry(row: Any) -> str:
     name = f" of {row['name']}" if row["name"] else ""
-    return f"entry {row['number']}{name}{_about(row)}"
-
-
-def _about(row: Any) -> str:
-    return f" ({row['change'][:60]})" if row["change"] else ""
+    change = f" ({row['change'][:60]})" if row["change"] else ""
+    return f"entry {row['number']}{name}{change}"
 
 
 def _ratio(row: Any, columns: tuple[str, str, str] = _RATIO) -> str:
@@ -223,9 +215,7 @@ def _slower(row: Any, history: pd.DataFrame) -> str:
 def _reference(row: Any, history: pd.DataFrame) -> str:
     """Describe what an entry is compared with: the last accepted entry, the first entry, or a test's baseline."""
     reference = history.loc[row["against"]]
-    if reference["accepted"]:
-        return f"entry {reference['number']}, the last accepted before it"
-    return f"{_side(reference)}, the first"
+    return f"{_side(reference)}, the {'last accepted before it' if reference['accepted'] else 'first'}"
 
 
 def _side(row: Any) -> str:
@@ -312,7 +302,7 @@ def _result(row: Any) -> str:
         return "accepted"
     if pd.isna(row["against"]):
         return "first"
-    if not row["comparable"]:
+    if pd.notna(row["not_compared"]):
         return "not compared"
     return "regression" if row["regression"] else row["verdict"] if pd.notna(row["verdict"]) else ""
 
