@@ -145,31 +145,28 @@ def trial_answer(trials: LeverTrials, lever: str) -> dict[str, Any]:
     """
     figures = trials.figures
     trial = next(trial for trial in figures.trials if trial.lever == lever)
-    why, ratio, bounds = escape.plain(trial.why_not, 300), trial.ratio, trial.ratio_ci
-    if trial.verdict == "not tried":
-        return {"error": f"It could not be tried: {why}"}
+    why, ratio = escape.plain(trial.why_not, 300), trial.ratio
     if ratio is None and not trial.memory:
-        return {"error": f"It could not be measured: {why}"}
-    by_memory = figures.goal == "memory"
-    verdict = (trial.memory if by_memory else "") or trial.verdict
+        return {"error": f"It could not be {'tried' if trial.verdict == 'not tried' else 'measured'}: {why}"}
+    verdict = (trial.memory if figures.goal == "memory" else "") or trial.verdict
     keep = verdict in ("faster", "less") and not why
     helped = f"{'less memory' if verdict == 'less' else verdict}, and its results pass the check"
+    said = f"With {lever}: {helped if keep else _NOT_KEPT.get(verdict, verdict)}."
     error = f" (error {error:.1g})" if (error := fmt.known(trial.values.error)) else ""
     facts = [("Results", _VALUES.get(trial.values.verdict, trial.values.verdict) + error)]
     if trial.memory and trial.peak_bytes and figures.own_peak:
         change = fmt.change(trial.peak_bytes / figures.own_peak)
-        words = f"{fmt.size(figures.own_peak)} → {fmt.size(trial.peak_bytes)} ({change})"
-        facts.insert(0, ("Peak memory", words))
+        facts.insert(0, ("Peak memory", f"{fmt.size(figures.own_peak)} → {fmt.size(trial.peak_bytes)} ({change})"))
     if trial.setup_s is not None and trial.setup_s >= 0.1:
         pays = trial.pays_after_steps
         facts.append(("Set-up", fmt.duration(1e3 * trial.setup_s) + (f", pays after {pays:,} steps" if pays else "")))
     if why:
         facts.append(("Caveat", why))
-    effect = fmt.with_interval(fmt.ratio(ratio), ratio, bounds)
+    effect = fmt.with_interval(fmt.ratio(ratio), ratio, trial.ratio_ci)
     saves = f"saves {fmt.duration(trial.saves_ms)}" if trial.verdict == "faster" else trial.verdict
     return {
-        "said": f"With {lever}: {helped if keep else _NOT_KEPT.get(verdict, verdict)}.",
-        "effect": {"label": lever, "ratio": ratio, "interval": bounds, "words": effect, "verdict": saves},
+        "said": said,
+        "effect": {"label": lever, "ratio": ratio, "interval": trial.ratio_ci, "words": effect, "verdict": saves},
         "facts": facts,
         "code": escape.plain("\n".join(trial.code), 600) if keep else "",
         "keep": keep,
