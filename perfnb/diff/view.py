@@ -56,9 +56,11 @@ _CHANGE = (
     Column("change", "ms", help="candidate minus baseline"),
     Column("ratio", "ratio", priority=1, help="candidate divided by baseline"),
 )
-_NAMELESS = re.compile(r"\(anonymous namespace\)::|at::native::|^void |^_ZN?[A-Za-z0-9_]*?\d+(?=[a-z])")
-#: Kernel arguments that a compiler has added to a name, at any nesting depth.
-_OPENERS = re.compile(r"[<(]")
+#: A kernel's name, after its return type, its namespaces and a mangled prefix, and before its arguments. Templates with
+#: generic names (``Kernel``, ``Kernel2``) are named by their first argument.
+_KERNEL = re.compile(
+    r"(?:void )?(?:(?:\w+|\(anonymous namespace\))::)*(?:_ZN?[A-Za-z0-9_]*?\d+(?=[a-z]))?(?:Kernel\d*<)?([^<(>,]+)"
+)
 
 
 def step_verdict(change: StepChange) -> Verdict:
@@ -284,15 +286,5 @@ def _arrow(words: Iterable[str]) -> str:
 
 
 def _short_kernel(name: object) -> str:
-    """Return a kernel's name without its return type, namespace and arguments.
-
-    Templates with generic names (``Kernel``, ``Kernel2``) keep the beginning of their first argument.
-    """
-    text = _NAMELESS.sub("", str(name)).strip()
-    if text.startswith(("Memcpy", "Memset")):
-        return text
-    head, *rest = _OPENERS.split(text, maxsplit=1)
-    last = head.rpartition("::")[2]
-    if rest and last.startswith("Kernel"):
-        last = _OPENERS.split(rest[0], maxsplit=1)[0].rstrip(">,")
-    return (last or text)[:40]
+    found = _KERNEL.match(str(name))
+    return (found[1] if found else str(name)).strip()[:40]
