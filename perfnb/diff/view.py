@@ -286,5 +286,5 @@ def _arrow(words: Iterable[str]) -> str:
 
 
 def _short_kernel(name: object) -> str:
-    found = _KERNEL.match(str(name))
+    found = _KERNEL.match(str(name)[:1000])  # a malicious name may be very long
     return (found[1] if found else str(name)).strip()[:40]
