@@ -157,7 +157,7 @@ def _changes(changes: pd.DataFrame, figure: str) -> Iterator[Table]:
         _RATIO: Column("ratio", "ratio"),
     }
     details = ["" if pd.isna(others) else f"also changed: {others}" for others in rows["also_changed"]]
-    rows = rows.assign(number=rows["number"].astype(str), at=rows["at"].dt.strftime("%Y-%m-%d"))
+    rows = rows.assign(number=rows["number"].map(str), at=rows["at"].dt.strftime("%Y-%m-%d"))
     yield Table.of("What changed", rows, columns, details=details, noun="change", key="changes")
 
 
