@@ -87,8 +87,7 @@ def finding_rows(entries: Mapping[str, SavedEntry]) -> pd.DataFrame:
 def _row(entry: SavedEntry) -> dict[str, Any]:
     row: dict[str, Any] = {"at": entry.at, "kind": entry.kind, "accepted": False, "damaged": entry.damaged or None}
     if (found := entry.outcome) is not None:
-        same = ("name", "commit", "host", "device", "torch", "batch_size", "step_ms", "data_share", "peak_bytes")
-        row |= {name: getattr(found, name) for name in same} | _ends("step_low_ms", "step_high_ms", found.step_ci_ms)
+        row = structs.asdict(found) | row | _ends("step_low_ms", "step_high_ms", found.step_ci_ms) | {"verdict": None}
         row |= {"decision" if entry.kind == "report" else "verdict": found.verdict, "ranks": entry.ranks}
     if (added := entry.added) is not None:
         row |= {"decision": added.decision, "change": added.change, "hypothesis": added.hypothesis}
@@ -150,13 +149,11 @@ def journal_history(
 
 
 def _facts(number: int, entry: JournalEntry) -> dict[str, Any]:
-    same = ("kind", "name", "hypothesis", "change", "decision", "reason", "accepted", "steps", "batch_size")
-    measured = ("median_ms", "baseline_ms", "throughput_per_s", "utilisation", "peak_memory_bytes")
     where = {key: entry.environment.get(key) for key in ("host", "torch", "commit")}
     return {
+        **vars(entry),
         "number": number,
         "at": entry.time,
-        **{key: getattr(entry, key) for key in (*same, *measured)},
         **_ends("ci_low_ms", "ci_high_ms", entry.ci_ms),
         **_ends("baseline_ci_low_ms", "baseline_ci_high_ms", entry.baseline_ci_ms),
         "candidate_ratio": entry.ratio,
