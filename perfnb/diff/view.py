@@ -99,14 +99,7 @@ def _step_figures(change: StepChange) -> Iterator[Figure]:
 
 
 def comparison_document(diff: ProfileDiff, traces: TraceDiff | None = None) -> Document:
-    """Return a document with the verdict, the phases, the layers and, if both have traced steps, the operators.
-
-    Parameters
-    ----------
-    diff : ProfileDiff
-    traces : TraceDiff, optional
-        The comparison of operators and kernels.
-    """
+    """Return a document with the verdict, the phases, the layers and, if both have traced steps, the operators."""
     verdict = Verdict("none", "") if diff.step is None else _with_phase(step_verdict(diff.step), diff.phases)
     figures = [] if diff.step is None else list(_step_figures(diff.step))
     peaks = diff.a_peak_bytes, diff.b_peak_bytes
@@ -119,7 +112,7 @@ def comparison_document(diff: ProfileDiff, traces: TraceDiff | None = None) -> D
         figures=tuple(figures),
         facts=tuple(_facts(diff, traces)),
         sections=tuple(_sections(diff, traces)),
-        notes=tuple(_notes(traces)) if traces is not None else (),
+        notes=() if traces is None else tuple(_notes(traces)),
     )
 
 

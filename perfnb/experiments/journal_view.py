@@ -44,18 +44,8 @@ def journal_document(
 ) -> Document:
     """Return a document that shows any regressions or the last decision, and the history.
 
-    Parameters
-    ----------
-    table, history : DataFrame
-        All entries, and the added entries; see `Journal`.
-    series, changes : DataFrame
-        See `Trend`.
-    damaged : mapping of str to str
-        The entries that cannot be read, and the reason for each.
-    where : str
-        The folder.
-    limits : sequence of str
-        Sentences about omitted entries.
+    The first four frames are those of `Journal` and `Trend`. `damaged` contains the reason why each of these entries
+    cannot be read, `where` is the folder, and `limits` are sentences about omitted entries.
     """
     decided = history["at"].where(history["decision"].notna()).max()
     latest = changes[changes["latest"]]
