@@ -144,11 +144,11 @@ def _outcome(run: RunFigures, tried: Mapping[str, Any], together: bool) -> str:
         gain = " with the others"
     elif saves_ms is not None and left is not None:
         saved_ms = left * saves_ms - 1e3 * (tried["setup_s"] or 0.0)
-        whole_ms, steps = left * (run.mean_ms + run.between_ms), fmt.counted(left, "step")
-        gain = f": it would have saved about {fmt.duration(saved_ms)} over the remaining {steps}"
-        gain += f", {fmt.share(saved_ms / whole_ms)} of their time" if saved_ms < whole_ms else ""
-        if saved_ms <= 0:
-            gain = f" in a longer run: preparing it takes longer than what it saves over the remaining {steps}"
+        whole_ms, over = left * (run.mean_ms + run.between_ms), f"over the remaining {fmt.counted(left, 'step')}"
+        gain = f" in a longer run: preparing it takes longer than what it saves {over}"
+        if saved_ms > 0:
+            share = f", {fmt.share(saved_ms / whole_ms)} of their time" if saved_ms < whole_ms else ""
+            gain = f": it would have saved about {fmt.duration(saved_ms)} {over}{share}"
     return f"worth keeping{gain}{_VALUES.get(tried['values'], '')}"
 
 
@@ -336,5 +336,5 @@ def _rank_verdict(ranks: RankFigures) -> Verdict:
         return Verdict("good", "No rank waits longer for data or works longer than the others")
     row: Any = ranks.differences.loc[(rank, part)]
     does = "waits for its data" if part == "waiting for data" else "works"
-    longer = fmt.interval(row["change_ms"], (row["low_ms"], row["high_ms"]))
+    longer = fmt.interval(*_change(row, "ms"))
     return Verdict("bad", f"Rank {rank} {does} {longer} longer per step than rank {row['than']:.0f}")
