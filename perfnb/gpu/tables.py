@@ -31,25 +31,16 @@ _OWN_SPANS = re.compile(rf"{LAYER_SPAN}|{DATA_SPAN}$|{PIECE}$")
 
 @dataclass(frozen=True)
 class GpuEvents:
-    """The events on devices, and the host events that are related to them.
+    """The events on devices, and the host events that are related to them."""
 
-    Attributes
-    ----------
-    events : DataFrame
-        Device work, runtime calls, ops and step marks of one rank. Marks that do not count as steps are left out. The
-        columns are those of `Recording.events`, with ``start_ns`` relative to the first step, and ``layer`` if an
-        attribution was passed.
-    in_steps : ndarray
-        Whether each event is part of a step.
-    steps : tuple of int
-        The step numbers.
-    only_step : int or None
-        The number of the only step if it represents the whole trace.
-    """
-
+    #: Device work, runtime calls, ops and step marks of one rank. The columns are those of `Recording.events`, with
+    #: ``start_ns`` relative to the first step, and ``layer`` if an attribution was passed.
     events: pd.DataFrame
+    #: Whether each event is part of a step.
     in_steps: Bools
+    #: The step numbers.
     steps: tuple[int, ...]
+    #: The number of the only step if it represents the whole trace.
     only_step: int | None
 
     @cached_property
