@@ -222,7 +222,9 @@ def _unlimited(test: ABTest) -> str:
     """Explain why losses cannot be judged."""
     about = test.outcome.about
     odd = [loss for loss in test.quality.losses if loss.name in about and loss.baseline is not None]
-    return f"{odd[0].name} of the baseline is {odd[0].baseline}" if odd else "no limit on quality loss was given"
+    why = f"{odd[0].name} of the baseline is {odd[0].baseline}" if odd else "no limit on quality loss was given"
+    others = [name for name in test.limits if name not in {*test.table.index, *about}]
+    return why + "".join(f"; limits names {name!r}, which quality does not return" for name in others)
 
 
 def _unchecked(test: ABTest, name: str) -> str:

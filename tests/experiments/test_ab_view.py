@@ -29,7 +29,7 @@ SAID = {
     "over": ("Reject: the candidate exceeds a limit: median step 9.01 ms \\(limit 8.00 ms\\)", ""),
     "near a limit": (f"Inconclusive: .*{RATIO}, .*, but .* may exceed the limit of 9.01 ms", "Raise budget_s."),
     "of another form": ("Reject: .*: the result has different keys$", ""),
-    "nan": ("Inconclusive: .*, but loss of the baseline is nan", "Pass limits={'loss': ...}."),
+    "nan": ("Inconclusive: .*, but loss of the baseline is nan; limits names 'accuracy'", "Pass limits={'loss': ...}."),
     "slower": (f"Reject: the candidate is slower: {RATIO}, 30 % more time", ""),
     "no gain": (f"Reject: baseline and candidate take the same time within 2.0 %: {RATIO}", ""),
     "cannot tell": (
