@@ -40,17 +40,14 @@ def input_bound_document(figures: InputBound) -> Document:
     """Return a document with the verdict and the step time in each kind of run."""
     rounds = fmt.counted(len(figures.rounds), "round")
     state, word = _VERDICTS[figures.verdict]
-    saved = _saved(figures)
+    saved, why, advice = _saved(figures), _overlap_words(figures), ""
     if figures.verdict == "balanced" and figures.saved_by_loader.low > 0 and figures.saved_share >= MATTERS:
-        word = "Loader and model both limit the step"
-        by_model = figures.saved_by_model.estimate
+        word, by_model = "Loader and model both limit the step", figures.saved_by_model.estimate
         saved += f"; a model that takes no time, {fmt.duration(by_model)}, {fmt.share(by_model / figures.together_ms)}"
-    why, advice = _overlap_words(figures) or "", ""
     if figures.verdict == "inconclusive":
-        few = f"Only {rounds} ran, which is too few to separate signal from noise."
-        is_short = len(figures.rounds) < 6
-        why = few if is_short else "The intervals are too wide for a verdict."
-        advice = "Raise budget_s." if is_short else "Raise budget_s, or use a quieter machine."
+        why, advice = "The intervals are too wide for a verdict.", "Raise budget_s, or use a quieter machine."
+        if len(figures.rounds) < 6:
+            why = f"Only {rounds} ran, which is too few to separate signal from noise."
     elif figures.verdict == "compute-bound" and figures.mostly_rest:
         advice = "Almost all of the step is spent outside the loader and the model. Look at its other work."
     rows = []
@@ -59,19 +56,13 @@ def input_bound_document(figures: InputBound) -> Document:
         time = Value(row["median_ms"], "ms", fmt.known_bounds((row["low_ms"], row["high_ms"])))
         rows.append((replace(palette.mark(phase), word=label), time, row["ran"]))
     medians = f"Time per step, median of {fmt.counted(len(figures.rounds), 'block')}"
+    medians += " with 95 % interval" if figures.saved_by_loader.bounded else ""
     columns = (Column("run"), Column("per step", "ms", bar=True), Column("what runs", priority=1))
     return Document(
         "input test",
         verdict=Verdict(state, f"{word}: {saved}", why, advice),
         facts=(f"{rounds} with one block of {fmt.counted(figures.steps, 'step')} of each kind, in random order",),
-        sections=(
-            Table(
-                medians + (" with 95 % interval" if figures.saved_by_loader.bounded else ""),
-                columns,
-                rows,
-                noun="run",
-            ),
-        ),
+        sections=(Table(medians, columns, rows, noun="run"),),
         notes=tuple(_notes(figures)),
     )
 
@@ -107,11 +98,11 @@ def _saved(figures: InputBound) -> str:
     return f"a perfect loader would save at most {fmt.duration(saved.high)} {whole}, and possibly nothing"
 
 
-def _overlap_words(figures: InputBound) -> str | None:
-    """Describe how the loader and the model overlap, or return ``None`` if the interval is too wide to tell."""
+def _overlap_words(figures: InputBound) -> str:
+    """Describe how the loader and the model overlap, or return nothing if the interval is too wide to tell."""
     overlap, bounds = figures.overlap, figures.overlap_bounds
     if overlap is None or bounds is None:
-        return None
+        return ""
     if figures.hindered:
         return "Together, they take longer than in sequence, because they compete for resources such as CPU cores."
     if bounds[1] < _HALF and overlap <= _HARDLY:
@@ -120,4 +111,4 @@ def _overlap_words(figures: InputBound) -> str | None:
         return "Loader and model overlap fully, so the step takes as long as the longer of the two."
     if bounds[0] > 0 and bounds[1] < 1:
         return f"Loader and model overlap partly ({fmt.share(overlap)} of the shorter one is hidden)."
-    return None
+    return ""

@@ -24,10 +24,8 @@ _WHO = {
     "threads": "Threads may work for one step while the other runs",
     "something": "A step is slower back to back than interleaved, as if something worked for it while the other runs",
 }
-#: The largest detectable factor that is reported as a number.
-_FACTOR = 10.0
-#: The maximum number of pairs that are drawn.
-_MOST_DOTS = 1000
+#: The largest detectable difference that is reported as a number.
+_MOST = 9.0
 
 
 def effect_words(times: PairedTimes) -> str:
@@ -54,13 +52,12 @@ def pairs_answer(times: PairedTimes) -> tuple[State, str, str]:
 
 def _too_few(times: PairedTimes) -> tuple[str, str]:
     blocks, take = times.blocks, ""
+    few = f"{len(times.a_ms)} of the {FEWEST_PAIRS} that an interval requires"
     if blocks is not None and blocks.round_s is not None:
         take = f": {FEWEST_PAIRS} pairs take about {fmt.duration(FEWEST_PAIRS * blocks.round_s * 1e3)}"
     if blocks is not None and not blocks.lead:
-        few = "too few pairs for a verdict: a fair comparison needs blocks, and there was no time for any"
-    else:
-        few = f"too few pairs for a verdict: {len(times.a_ms)} of the {FEWEST_PAIRS} that an interval requires"
-    return few, f"Raise budget_s{take}."
+        few = "a fair comparison needs blocks, and there was no time for any"
+    return f"too few pairs for a verdict: {few}", f"Raise budget_s{take}."
 
 
 def pairs_words(times: PairedTimes) -> str:
@@ -69,34 +66,27 @@ def pairs_words(times: PairedTimes) -> str:
     least = times.smallest_detectable
     if times.ratio_ci is None or not math.isfinite(least):
         return pairs
-    if least < 1:
+    if least <= _MOST:
         return f"{pairs}, which detect a difference of {fmt.share(least)} in 9 of 10 runs"
-    if least < _FACTOR:
-        return f"{pairs}, which detect a factor of {fmt.significant(1 + least, trim=True)} in 9 of 10 runs"
-    return f"{pairs}, which vary too much to detect even a factor of {_FACTOR:.0f}"
+    return f"{pairs}, which vary too much to detect even a factor of {1 + _MOST:.0f}"
 
 
 def pairs_strip(times: PairedTimes) -> Strip:
-    """Return a strip with one dot per pair, or a selection of pairs if there are very many."""
-    every = math.ceil(len(times.a_ms) / _MOST_DOTS)
-    title = "Every pair" if every == 1 else f"One of every {every} pairs"
+    """Return a strip with one dot per pair."""
     mark = Mark("pair" if times.blocks is None else "pair of blocks", BLUE, "█", "solid")
     axis = Axis(f"time of {times.b_name} divided by that of {times.a_name}", "ratio")
-    ratios = times.pairs["ratio"].tolist()[::every]
-    return Strip(title, axis, ((mark, ratios),), ("the same", 1.0), "pairs")
+    return Strip("Every pair", axis, ((mark, times.pairs["ratio"].tolist()),), ("the same", 1.0), "pairs")
 
 
 def pairs_notes(times: PairedTimes) -> Iterator[str]:
     """Yield notes on how the pairs were measured, and on possible disturbances."""
     blocks = times.blocks
-    if blocks is not None and blocks.lead:
-        lead, turns = (fmt.counted(count, "turn") for count in (blocks.lead, blocks.turns))
-        yield (
-            f"{_WHO[blocks.who]}. Each pair is therefore two blocks of {turns} back to back, each after {lead} that "
-            "only use up prefetched batches."
-        )
-    elif blocks is not None:
+    if blocks is not None:
         yield f"{_WHO[blocks.who]}."
+        if blocks.lead:
+            lead, turns = (fmt.counted(count, "turn") for count in (blocks.lead, blocks.turns))
+            pair = f"Each pair is therefore two blocks of {turns} back to back"
+            yield f"{pair}, each after {lead} that only use up prefetched batches."
     if blocks is None and times.needed > len(times.a_ms) and times.verdict == "inconclusive":
         needed = f"more than {MOST_NEEDED:,}" if times.needed >= MOST_NEEDED else f"{times.needed:,}"
         yield f"The pilot suggests {needed} pairs, which is more than the budget allows."

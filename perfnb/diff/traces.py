@@ -53,8 +53,6 @@ class TraceDiff:
         shapes.
     steps : tuple of int
         The number of traced steps in a and in b.
-    works : tuple of int
-        The number of kernels, copies and memsets in all traced steps of a and of b.
     unmarked : tuple of bool
         Whether a and b lack marked steps. If they do, the whole trace counts as one step.
     without_shapes, without_layers : tuple of bool
@@ -68,7 +66,6 @@ class TraceDiff:
     on_gpu: bool
     alike: tuple[float | None, float | None]
     steps: tuple[int, int]
-    works: tuple[int, int]
     unmarked: tuple[bool, bool]
     without_shapes: tuple[bool, bool]
     without_layers: tuple[bool, bool]
@@ -104,7 +101,6 @@ def diff_traces(a: Recording, b: Recording, layers: pd.DataFrame) -> TraceDiff |
         on_gpu=on_gpu,
         alike=(_alike(table, f"self_{what}_a"), _alike(table, f"self_{what}_b")),
         steps=(trees[0].steps, trees[1].steps),
-        works=(len(trees[0].work), len(trees[1].work)),
         unmarked=(_unmarked(a), _unmarked(b)),
         without_shapes=(trees[0].lacks("shapes"), trees[1].lacks("shapes")),
         without_layers=(trees[0].lacks("layer"), trees[1].lacks("layer")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,6 @@ from perfnb.draw.document import (
     Effect,
     Effects,
     Figure,
-    Inner,
     Nesting,
     Part,
     Section,
@@ -31,6 +30,7 @@ from perfnb.draw.document import (
     Table,
     Verdict,
 )
+from perfnb.gpu.tab import shape_words
 
 #: If less than this share of either trace's time is in operators that both have in common, the traces may not be from
 #: the same model.
@@ -42,7 +42,6 @@ _VERDICTS: dict[str, tuple[State, str]] = {
     "inconclusive": ("open", "No clear difference"),
 }
 _SIDES = (("baseline", "a"), ("candidate", "b"))
-_ONLY = {ONLY_A: "only baseline", ONLY_B: "only candidate"}
 _FIGURES = {
     "total": "from first work to last",
     "busy": "busy",
@@ -51,15 +50,17 @@ _FIGURES = {
     "memcpy": "copying",
     "idle": "idle",
 }
+_HOST = Column("on the host", "ms", 3, help="change in the row's own host time")
 _CHANGE = (
     *(Column(side, "ms") for side, _ in _SIDES),
     Column("change", "ms", help="candidate minus baseline"),
     Column("ratio", "ratio", priority=1, help="candidate divided by baseline"),
 )
-_SHAPE = re.compile(r"\[([0-9][0-9, ]*)\]")
-_NAMELESS = re.compile(r"\(anonymous namespace\)::|at::native::|^void |^_ZN?[A-Za-z0-9_]*?\d+(?=[a-z])")
-#: Kernel arguments that a compiler has added to a name, at any nesting depth.
-_OPENERS = re.compile(r"[<(]")
+#: A kernel's name, after its return type, its namespaces and a mangled prefix, and before its arguments. Templates with
+#: generic names (``Kernel``, ``Kernel2``) are named by their first argument.
+_KERNEL = re.compile(
+    r"(?:void )?(?:(?:\w+|\(anonymous namespace\))::)*(?:_ZN?[A-Za-z0-9_]*?\d+(?=[a-z]))?(?:Kernel\d*<)?([^<(>,]+)"
+)
 
 
 def step_verdict(change: StepChange) -> Verdict:
@@ -71,9 +72,9 @@ def step_verdict(change: StepChange) -> Verdict:
     percent = f"{fmt.share(abs(found.ratio - 1))} {'less' if found.ratio < 1 else 'more'}"
     effect = f"{step} takes {effect} the baseline's time, {percent}, not measured in pairs"
     if found.ratio_ci is None:
-        counts = f"there {'is' if change.a.steps == 1 else 'are'} {change.a.steps:,} of the baseline"
-        few = f"An interval needs 6 {change.kind} steps of each, but {counts} and {change.b.steps:,} of the candidate."
-        return Verdict("open", f"No verdict: {effect}", few)
+        few = f"An interval needs 6 {change.kind} steps of each."
+        counts = f"The baseline has {change.a.steps:,}, and the candidate has {change.b.steps:,}."
+        return Verdict("open", f"No verdict: {effect}", f"{few} {counts}")
     why = "Traced steps include the overhead of the profiler." if change.kind == "traced" else ""
     pairs = "The machine may have drifted in between. To be sure, measure both in pairs with perfnb.ab_test."
     state, word = _VERDICTS[found.verdict]
@@ -87,7 +88,7 @@ def step_document(change: StepChange, names: tuple[str, str]) -> Document:
         " against ".join(reversed(names)),
         verdict=step_verdict(change),
         figures=tuple(_step_figures(change)),
-        sections=tuple(_effect_section(_step_effects(change))),
+        sections=tuple(_effects(change)),
     )
 
 
@@ -98,14 +99,7 @@ def _step_figures(change: StepChange) -> Iterator[Figure]:
 
 
 def comparison_document(diff: ProfileDiff, traces: TraceDiff | None = None) -> Document:
-    """Return a document with the verdict, the phases, the layers and, if both have traced steps, the operators.
-
-    Parameters
-    ----------
-    diff : ProfileDiff
-    traces : TraceDiff, optional
-        The comparison of operators and kernels.
-    """
+    """Return a document with the verdict, the phases, the layers and, if both have traced steps, the operators."""
     verdict = Verdict("none", "") if diff.step is None else _with_phase(step_verdict(diff.step), diff.phases)
     figures = [] if diff.step is None else list(_step_figures(diff.step))
     peaks = diff.a_peak_bytes, diff.b_peak_bytes
@@ -118,7 +112,7 @@ def comparison_document(diff: ProfileDiff, traces: TraceDiff | None = None) -> D
         figures=tuple(figures),
         facts=tuple(_facts(diff, traces)),
         sections=tuple(_sections(diff, traces)),
-        notes=tuple(_notes(traces)) if traces is not None else (),
+        notes=() if traces is None else tuple(_notes(traces)),
     )
 
 
@@ -143,7 +137,9 @@ def _facts(diff: ProfileDiff, traces: TraceDiff | None) -> Iterator[str]:
 
 
 def _sections(diff: ProfileDiff, traces: TraceDiff | None) -> Iterator[Section]:
-    yield from _effect_section(_effects(diff, traces))
+    gpu = None if traces is None else traces.gpu_time
+    busy = (None, None) if gpu is None else gpu.loc["busy", ["ms_a", "ms_b"]]
+    yield from _effects(diff.step, ("peak memory", diff.a_peak_bytes, diff.b_peak_bytes), ("GPU busy", *busy))
     sides = [(side, diff.phases[f"ms_{letter}"].dropna()) for side, letter in _SIDES]
     bars = [
         Bar(side, tuple(Part(palette.mark(str(name)), float(ms)) for name, ms in phases.items() if ms > 0))
@@ -153,34 +149,23 @@ def _sections(diff: ProfileDiff, traces: TraceDiff | None) -> Iterator[Section]:
     yield _layers(diff)
     if traces is not None:
         yield _operators(traces)
-        if traces.gpu_time is not None:
-            rows = [
-                (_FIGURES[str(name)], *_changed(row["ms_a"], row["ms_b"])) for name, row in traces.gpu_time.iterrows()
-            ]
-            known = [row for row in rows if row[1] or row[2]]
-            yield Table("One GPU", (Column("figure"), *_CHANGE), known, noun="figure")
+    if gpu is not None:
+        rows = [(_FIGURES[str(name)], *_changed(row["ms_a"], row["ms_b"])) for name, row in gpu.iterrows()]
+        known = [row for row in rows if row[1] or row[2]]
+        yield Table("One GPU", (Column("figure"), *_CHANGE), known, noun="figure")
     yield _findings(diff.findings)
 
 
-def _effect_section(effects: Iterable[Effect]) -> Iterator[Effects]:
-    if rows := tuple(effects):
-        yield Effects("Candidate against baseline", rows, head="figure", key="effects")
-
-
-def _step_effects(change: StepChange) -> Iterator[Effect]:
-    if found := change.found:
-        yield Effect("step time", found.ratio, found.ratio_ci, found.verdict if found.ratio_ci else "")
-
-
-def _effects(diff: ProfileDiff, traces: TraceDiff | None) -> Iterator[Effect]:
-    if diff.step is not None:
-        yield from _step_effects(diff.step)
-    if diff.a_peak_bytes and diff.b_peak_bytes is not None:
-        yield Effect("peak memory", diff.b_peak_bytes / diff.a_peak_bytes)
-    if traces is not None and traces.gpu_time is not None:
-        before, after = (fmt.known(traces.gpu_time.at["busy", f"ms_{side}"]) for side in "ab")
-        if before and before > 0 and after is not None:
-            yield Effect("GPU busy", after / before)
+def _effects(change: StepChange | None, *others: tuple[str, Any, Any]) -> Iterator[Effects]:
+    rows = list[Effect]()
+    if change is not None and (found := change.found):
+        rows.append(Effect("step time", found.ratio, found.ratio_ci, found.verdict if found.ratio_ci else ""))
+    for label, a, b in others:
+        before, after = fmt.known(a), fmt.known(b)
+        if before and after is not None:
+            rows.append(Effect(label, after / before))
+    if rows:
+        yield Effects("Candidate against baseline", tuple(rows), head="figure", key="effects")
 
 
 def _layers(diff: ProfileDiff) -> Table:
@@ -189,23 +174,24 @@ def _layers(diff: ProfileDiff) -> Table:
     both, own = ("gpu_ms", "grew_gpu_ms") if diff.on_gpu else ("total_ms", "grew_ms")
     parents, weights = layer_tree(diff)
     rows, names = list[Any](), list[str]()
-    for place, row in enumerate(table.to_dict("records")):
+    for parent, row in zip(parents, table.to_dict("records"), strict=True):
         known = [str(row[side]) for side in ("a", "b") if not pd.isna(row[side])]
-        parent = "" if parents[place] < 0 else names[parents[place]]
-        lacking = next((side for side in ("a", "b") if pd.isna(row[side])), "")
-        matched = _ONLY[ONLY_B if lacking == "a" else ONLY_A] if lacking else "by place" * (row["matched"] == PLACE)
+        above = "" if parent < 0 else names[parent]
         names.append(known[0])
-        label = _arrow(name.removeprefix(f"{parent}.") for name in known)
-        on_host = (fmt.known(row["grew_ms"]),) if diff.on_gpu else ()
-        times = _changed(row[f"{both}_a"], row[f"{both}_b"], lacking)
-        rows.append((label, *times, fmt.known(row[own]), *on_host, matched))
-    columns = [Column("layer"), *_CHANGE, Column("own change", "ms", 2, help="without the layers inside")]
-    if diff.on_gpu:
-        columns.append(Column("on the host", "ms", 3, help="change in the layer's own host time"))
-    columns.append(Column("matched", priority=4))
+        lacking = next((side for side in ("a", "b") if pd.isna(row[side])), "")
+        rows.append(
+            (
+                _arrow(name.removeprefix(f"{above}.") for name in known),
+                *_changed(row[f"{both}_a"], row[f"{both}_b"], lacking),
+                fmt.known(row[own]),
+                fmt.known(row["grew_ms"]) if diff.on_gpu else None,
+                "by place" if row["matched"] == PLACE else "",
+            )
+        )
+    own_change = Column("own change", "ms", 2, help="without the layers inside")
     return Table(
         f"Layers, {'GPU' if diff.on_gpu else 'host'} time, largest changes first",
-        tuple(columns),
+        (Column("layer"), *_CHANGE, own_change, _HOST, Column("matched", priority=4)),
         rows,
         Nesting(parents, weights),
         noun="layer",
@@ -223,51 +209,35 @@ def _changed(a: Any, b: Any, lacking: str = "") -> tuple[Cell, ...]:
     return (*shown, change, after / before if None not in times and before > 0 else "")
 
 
-def _unlike(operators: pd.DataFrame) -> pd.DataFrame:
-    """Return the operators whose time or number of calls differs."""
-    calls = operators[["calls_a", "calls_b"]].astype("Float64").fillna(0.0)
-    return operators[(operators["grew_ms"].fillna(0.0) != 0) | ((calls["calls_a"] - calls["calls_b"]).abs() > 1e-9)]
-
-
 def _operators(diff: TraceDiff) -> Table:
     what = "gpu_ms" if diff.on_gpu else "host_ms"
-    rows, details, inner, owner = list[Any](), list[str](), list[Any](), list[int]()
-    for place, row in enumerate(_unlike(diff.operators).to_dict("records")):
+    rows, details = list[Any](), list[str]()
+    calls = [diff.operators[f"calls_{side}"].astype("Float64").fillna(0.0) for side in ("a", "b")]
+    changed = (diff.operators["grew_ms"].fillna(0.0) != 0) | ((calls[0] - calls[1]).abs() > 1e-9)
+    for row in diff.operators[changed].to_dict("records"):
         op = _arrow(str(row[f"op_{side}"]) for side in ("a", "b") if not pd.isna(row[f"op_{side}"])) or str(row["op"])
-        sizes = ", ".join(match.replace(" ", "").replace(",", "×") for match in _SHAPE.findall(str(row["shapes"])))
         lacking = {ONLY_A: "b", ONLY_B: "a"}.get(str(row["matched"]), "")
         times = _changed(row[f"{what}_a"], row[f"{what}_b"], lacking)
-        rows.append((f"{op} {sizes}".strip(), *times, fmt.known(row["grew_host_ms"]) if diff.on_gpu else None))
-        kernels = [list(row[f"kernels_{side}"]) for side in ("a", "b")]
-        details.append(
-            " · ".join(filter(None, (_where(row), _arrow(map(_kernel_list, kernels)) if any(kernels) else "")))
-        )
-        for (side, _), names in zip(_SIDES, kernels, strict=True):
-            inner += [(name, side) for name in names]
-            owner += [place] * len(names)
+        on_host = fmt.known(row["grew_host_ms"]) if diff.on_gpu else None
+        rows.append((f"{op} {shape_words(row['shapes'])}".strip(), *times, on_host))
+        kernels = [[*dict.fromkeys(map(_short_kernel, row[f"kernels_{side}"]))] for side in ("a", "b")]
+        named = _arrow(fmt.named(names) or "none" for names in kernels) if any(kernels) else ""
+        details.append(" · ".join(filter(None, (_where(row), named))))
     return Table(
         f"Ops by change in {'GPU' if diff.on_gpu else 'host'} time, summed over all layers",
-        (
-            Column("op and input shapes"),
-            *_CHANGE,
-            Column("on the host", "ms", 3, help="change in host time"),
-        ),
+        (Column("op and input shapes"), *_CHANGE, _HOST),
         rows,
         details=details,
         noun="op",
-        inner=Inner("Kernels, copies and memsets", (Column("name"), Column("in")), inner, owner) if inner else None,
         key="ops",
     )
 
 
 def _where(row: Any) -> str:
     calls = _arrow(fmt.count(row[f"calls_{side}"]) for side in ("a", "b") if not pd.isna(row[f"calls_{side}"]))
-    parts = [f"{calls} call{'s' * (calls != '1')}"] if calls else []
-    if layers := int(fmt.known(row["layers"]) or 0):
-        parts.append(f"in {fmt.counted(layers, 'layer')}")
-    if only := _ONLY.get(str(row["matched"])):
-        parts.append(f"({only})")
-    return " ".join(parts)
+    layers = int(fmt.known(row["layers"]) or 0)
+    words = f"{calls} call{'s' * (calls != '1')}" if calls else ""
+    return f"{words} in {fmt.counted(layers, 'layer')}".strip() if layers else words
 
 
 def _findings(table: pd.DataFrame) -> Table:
@@ -282,16 +252,13 @@ def _findings(table: pd.DataFrame) -> Table:
 
 
 def _notes(diff: TraceDiff) -> Iterator[str]:
-    low = [share for share in diff.alike if share is not None and share < _ALIKE]
-    if low:
-        first, second = (fmt.share(share) for share in diff.alike)
+    if any(share is not None and share < _ALIKE for share in diff.alike):
+        first, second = map(fmt.share, diff.alike)
         yield (
             f"Only {first} of the baseline's and {second} of the candidate's time is in ops that the other has in the "
             "same layer or with the same input shapes. The two do not seem to run the same model on the same input, "
             "so the differences may not be meaningful."
         )
-    if _unlike(diff.operators).empty:
-        yield "No op took more time or less time than before."
     if diff.on_gpu:
         yield "Op times are GPU times, which are the sums of all kernels, copies and memsets launched inside the ops."
     elif len(diff.kernels):
@@ -304,13 +271,6 @@ def _notes(diff: TraceDiff) -> Iterator[str]:
         if any(lacking):
             who = "Neither has" if all(lacking) else f"The {'baseline' if lacking[0] else 'candidate'} has no"
             yield f"{who} {things}: {rest}."
-    a, b = (works / steps for works, steps in zip(diff.works, diff.steps, strict=True))
-    if diff.gpu_time is not None and a != b:
-        yield (
-            f"There are {_arrow((fmt.count(a), fmt.count(b)))} kernels, copies and memsets per step. The time from "
-            "first to last, and so the idle time, depends only on which one starts first and which ends last. One more "
-            "or one fewer there may explain the whole change."
-        )
 
 
 def _arrow(words: Iterable[str]) -> str:
@@ -318,22 +278,6 @@ def _arrow(words: Iterable[str]) -> str:
     return " → ".join(dict.fromkeys(words))
 
 
-def _kernel_list(names: Sequence[str]) -> str:
-    """List the short names of the first two kernels and the number of remaining kernels, or return ``none``."""
-    shown = ", ".join(dict.fromkeys(map(_short_kernel, names[:2])))
-    return shown + (f" and {len(names) - 2:,} more" if len(names) > 2 else "") if names else "none"
-
-
 def _short_kernel(name: object) -> str:
-    """Return a kernel's name without its return type, namespace and arguments.
-
-    Templates with generic names (``Kernel``, ``Kernel2``) keep the beginning of their first argument.
-    """
-    text = _NAMELESS.sub("", str(name)).strip()
-    head, *rest = _OPENERS.split(text, maxsplit=1)
-    last = head.rpartition("::")[2]
-    if rest and last.startswith("Kernel"):
-        last = _OPENERS.split(rest[0], maxsplit=1)[0].rstrip(">,")
-    if str(name).startswith(("Memcpy", "Memset")):
-        last = text
-    return (last or text)[:40]
+    found = _KERNEL.match(str(name)[:1000])  # a malicious name may be very long
+    return (found[1] if found else str(name)).strip()[:40]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -45,6 +45,7 @@ _METRICS: dict[str, tuple[str, Unit]] = {
 }
 #: The metrics that should be small, like losses. The others follow from the step time.
 _COSTS = ("median_ms", "p95_ms", "peak_memory_bytes", "flops")
+_TIMED = ("median_ms", "p95_ms", "throughput_per_s", "flops_per_s", "utilisation")
 #: The largest difference, in log units, between the ratio of the medians and the ratio from the pairs that is not
 #: mentioned.
 _APART = 0.01
@@ -58,10 +59,7 @@ def ab_document(test: ABTest, tabs: tuple[Document, ...] = ()) -> Document:
         state, sentence = _STATES[test.decision], f"{fmt.capital(test.decision)}: {sentence}"
     names = (test.a_name, test.b_name)
     sides = tuple(f"{side}: {name}" for side, name in zip(SIDES, names, strict=True) if names != SIDES)
-    strip, effects = (
-        pairs_strip(test),
-        Effects("Candidate against baseline", tuple(_effects(test)), test.comparison.equal_within, "figure"),
-    )
+    strip, (effects, table) = pairs_strip(test), _figures(test)
     few = test.ratio_ci is None and not test.judged
     return Document(
         "A/B test",
@@ -69,7 +67,7 @@ def ab_document(test: ABTest, tabs: tuple[Document, ...] = ()) -> Document:
         device_words(test.environment) if test.environment else "",
         Verdict(state, fmt.capital(sentence), next=advice),
         facts=(*sides, pairs_words(test)),
-        sections=(strip,) if few else (effects, strip, _table(test)),
+        sections=(strip,) if few else (effects, strip, table),
         notes=tuple(_notes(test)),
         tabs=tabs,
     )
@@ -108,53 +106,42 @@ def reason(test: ABTest) -> tuple[str, str]:
     return f"{faster}, and its losses are within the limits ({losses})", ""
 
 
-def _effects(test: ABTest) -> Iterator[Effect]:
-    """Yield the effect on each metric that should be small."""
-    limited: dict[str, Any] = {loss.name: loss for loss in test.quality.losses}
-    limited |= {resource.name: resource for resource in test.resources}
+def _figures(test: ABTest) -> tuple[Effects, Table]:
+    """Return the effects on the metrics that should be small, and a table of all metrics."""
+    limited: dict[str, Any] = {thing.name: thing for thing in (*test.quality.losses, *test.resources)}
+    effects, rows, details = list[Effect](), list[tuple[Cell, ...]](), list[str]()
     for name, row in test.table.iterrows():
-        metric, ratio = str(name), _known_ratio(test, str(name), row)
-        if ratio is None or not ratio > 0 or (metric in _METRICS and metric not in _COSTS):
-            continue
-        words = [test.verdict] if metric == "median_ms" else []
-        if (thing := limited.get(metric)) is not None:
-            words.append(f"{'over' if thing.exceeded else 'near' if thing.unsure else 'within'} its limit")
-        yield Effect("step time" if metric == "median_ms" else _label(metric), ratio, _bounds(row), ", ".join(words))
-
-
-def _known_ratio(test: ABTest, metric: str, row: Any) -> float | None:
-    """Return a metric's ratio. If there are too few pairs, times do not have a ratio."""
-    timed = metric in _METRICS and metric not in ("peak_memory_bytes", "flops")
-    return None if timed and test.ratio_ci is None else fmt.known(row["ratio"])
-
-
-def _bounds(row: Any) -> tuple[float, float] | None:
-    return fmt.known_bounds((row["ci_low"], row["ci_high"]))
-
-
-def _table(test: ABTest) -> Table:
-    rows, details = list[tuple[Cell, ...]](), list[str]()
-    for name, row in test.table.iterrows():
-        metric, ratio, limit = str(name), _known_ratio(test, str(name), row), fmt.known(row["limit"])
-        unit = _unit(metric, row)
+        metric, limit = str(name), fmt.known(row["limit"])
+        label, unit = _label(metric), _unit(metric, row)
         if row[list(SIDES)].isna().all() and limit is None:
             continue
+        # If there are too few pairs, times do not have a ratio.
+        ratio = None if test.ratio_ci is None and metric in _TIMED else fmt.known(row["ratio"])
+        bounds, is_step = fmt.known_bounds((row["ci_low"], row["ci_high"])), metric == "median_ms"
+        if ratio is not None and ratio > 0 and (metric not in _METRICS or metric in _COSTS):
+            words = [test.verdict] if is_step else []
+            if (thing := limited.get(metric)) is not None:
+                words.append(f"{'over' if thing.exceeded else 'near' if thing.unsure else 'within'} its limit")
+            effects.append(Effect("step time" if is_step else label, ratio, bounds, ", ".join(words)))
         sides: list[Cell] = [Value(fmt.known(row[side]), unit) for side in SIDES]
-        if metric == "median_ms":
-            timings = (test.baseline.timing, test.candidate.timing)
-            sides = [Value(timing.median_ms, "ms", timing.ci_ms) for timing in timings]
+        if is_step:
+            sides = [Value(one.timing.median_ms, "ms", one.timing.ci_ms) for one in (test.baseline, test.candidate)]
         elif metric not in _METRICS:  # a loss that is not finite is displayed unchanged
             losses = [row[side] for side in SIDES]
             sides = ["" if pd.isna(loss) else Value(loss) if math.isfinite(loss) else str(loss) for loss in losses]
-        rows.append((_label(metric), *sides, _value(ratio, "ratio", _bounds(row)), _value(limit, unit)))
-        details.append(_apart(test) if metric == "median_ms" and ratio is not None else "")
+        rows.append((label, *sides, _value(ratio, "ratio", bounds), _value(limit, unit)))
+        details.append(_apart(test) if is_step and ratio is not None else "")
     columns = (
         Column("figure"),
         *(Column(side, "number") for side in SIDES),
         Column("ratio", "number", help="candidate divided by baseline; for times, the ratio from the pairs"),
         Column("limit", "number", priority=1),
     )
-    return Table("Baseline and candidate", columns, rows, details=details, noun="figure", key="figures")
+    same_within = test.comparison.equal_within
+    return (
+        Effects("Candidate against baseline", tuple(effects), same_within, "figure"),
+        Table("Baseline and candidate", columns, rows, details=details, noun="figure", key="figures"),
+    )
 
 
 def _value(number: float | None, unit: Unit, bounds: Interval | None = None) -> Cell:
@@ -190,8 +177,7 @@ def _notes(test: ABTest) -> Iterator[str]:
         )
         if cause == acceptance.WORSE:
             yield "Two training steps need separate models with equal weights."
-            if math.isfinite(quality.losses[0].candidate):
-                yield "To accept a larger difference, pass limits={'difference': ...} or a quality function."
+            yield "To accept a larger difference, pass limits={'difference': ...} or a quality function."
     if test.check == "" and cause != acceptance.GAIN:
         yield "The results agree."
     if test.judged and not quality.losses and cause != acceptance.UNJUDGED:
@@ -201,43 +187,28 @@ def _notes(test: ABTest) -> Iterator[str]:
         if any(loss.name in test.outcome.about for loss in free):
             yield "Rounding alone can make two training runs diverge by more than that. To allow for this, pass limits."
     yield from pairs_notes(test)
-    if test.table["candidate"].notna()["utilisation"]:
-        yield "Utilisation is the step's FLOPs divided by what this machine could have computed in that time."
     if of_two_ceilings(test.baseline, test.candidate):
         yield (
             f"Utilisation is relative to the {test.baseline.ceiling} ceiling for the baseline, and to the "
             f"{test.candidate.ceiling} ceiling for the candidate. Compare FLOP/s instead."
         )
-    if test.judged and not test.profiles:
-        yield "Memory and utilisation were not measured. Pass profile=True to measure them."
     if "torch" in test.environment:
-        yield f"Measured with {_origin(test.environment)}."
-
-
-def _origin(environment: Mapping[str, Any]) -> str:
-    """Describe the environment of the measurement: ``torch 2.13 on host, commit 1234abcd``."""
-    words = f"torch {environment['torch']}"
-    if environment.get("host"):
-        words += f" on {environment['host']}"
-    if environment.get("commit"):
-        changed = " with uncommitted changes" if environment.get("uncommitted") else ""
-        words += f", commit {str(environment['commit'])[:10]}{changed}"
-    return words
+        commit = str(test.environment.get("commit") or "")[:10]
+        changed = " with uncommitted changes" if test.environment.get("uncommitted") else ""
+        host = f" on {test.environment['host']}" if test.environment.get("host") else ""
+        yield f"Measured with torch {test.environment['torch']}{host}{f', commit {commit}{changed}' if commit else ''}."
 
 
 def _worse(test: ABTest) -> str:
-    losses = {loss.name: loss for loss in test.quality.losses}
     worse = []
-    for name in test.outcome.about:
-        loss = losses[name]
-        if name == DIFFERENCE and test.check is not None:
+    for loss in (loss for loss in test.quality.losses if loss.name in test.outcome.about):
+        if loss.name == DIFFERENCE and test.check is not None:
             # A different structure cannot be expressed as a ratio.
             most = f" (limit {fmt.significant(loss.limit, trim=True)})" if math.isfinite(loss.candidate) else ""
             worse.append(f"{test.quality.said}{most}")
-        elif fmt.known(loss.candidate) is None:
-            worse.append(f"{name} is {loss.candidate}")
         else:
-            worse.append(_against(test, name))
+            known = fmt.known(loss.candidate) is not None
+            worse.append(_against(test, loss.name) if known else f"{loss.name} is {loss.candidate}")
     return "; ".join(worse)
 
 

@@ -35,7 +35,6 @@ COLUMNS: Mapping[str, str] = MappingProxyType(
         "regression": "bool",
         "also_changed": TEXT,
         "two_changes": "bool",
-        "comparable": "bool",
         "not_compared": TEXT,
         **dict.fromkeys(("disturbed", "host", "torch", "commit"), TEXT),
     }
@@ -88,8 +87,7 @@ def finding_rows(entries: Mapping[str, SavedEntry]) -> pd.DataFrame:
 def _row(entry: SavedEntry) -> dict[str, Any]:
     row: dict[str, Any] = {"at": entry.at, "kind": entry.kind, "accepted": False, "damaged": entry.damaged or None}
     if (found := entry.outcome) is not None:
-        same = ("name", "commit", "host", "device", "torch", "batch_size", "step_ms", "data_share", "peak_bytes")
-        row |= {name: getattr(found, name) for name in same} | _ends("step_low_ms", "step_high_ms", found.step_ci_ms)
+        row = structs.asdict(found) | row | _ends("step_low_ms", "step_high_ms", found.step_ci_ms) | {"verdict": None}
         row |= {"decision" if entry.kind == "report" else "verdict": found.verdict, "ranks": entry.ranks}
     if (added := entry.added) is not None:
         row |= {"decision": added.decision, "change": added.change, "hypothesis": added.hypothesis}
@@ -134,8 +132,7 @@ def journal_history(
     name, machine and batch size. This is an accepted report's candidate, or an accepted profile or timing. If no entry
     has been accepted yet, the first entry with a time is used instead. The interval of `ratio` is computed by
     `compare_medians`. ``regression`` means that the verdict is "slower" and that the entry is not a trial of a lever,
-    which does not change anything permanently. An entry is not ``comparable`` if there is no other entry for its
-    machine and batch size.
+    which does not change anything permanently.
     """
     last: dict[str, list[_Reference]] = {}
     records = []
@@ -152,13 +149,11 @@ def journal_history(
 
 
 def _facts(number: int, entry: JournalEntry) -> dict[str, Any]:
-    same = ("kind", "name", "hypothesis", "change", "decision", "reason", "accepted", "steps", "batch_size")
-    measured = ("median_ms", "baseline_ms", "throughput_per_s", "utilisation", "peak_memory_bytes")
     where = {key: entry.environment.get(key) for key in ("host", "torch", "commit")}
     return {
+        **vars(entry),
         "number": number,
         "at": entry.time,
-        **{key: getattr(entry, key) for key in (*same, *measured)},
         **_ends("ci_low_ms", "ci_high_ms", entry.ci_ms),
         **_ends("baseline_ci_low_ms", "baseline_ci_high_ms", entry.baseline_ci_ms),
         "candidate_ratio": entry.ratio,
@@ -174,9 +169,7 @@ def _ends(low: str, high: str, bounds: tuple[float, float] | None) -> dict[str, 
 
 def _against(entry: JournalEntry, reference: _Reference | None, equal_within: float) -> dict[str, Any]:
     """Compare an entry with its reference."""
-    row: dict[str, Any] = dict.fromkeys(("against", "also_changed", "ratio", "verdict", "not_compared"))
-    row |= _ends("ratio_ci_low", "ratio_ci_high", None)
-    row |= {"regression": False, "two_changes": False, "comparable": reference is not None}
+    row: dict[str, Any] = {"ratio": None, "regression": False, "two_changes": False}  # the rest is unknown
     if reference is None:
         return row
     changed = reference.changed(entry)
@@ -186,9 +179,8 @@ def _against(entry: JournalEntry, reference: _Reference | None, equal_within: fl
     row["also_changed"] = "; ".join(others) or None
     row["two_changes"] = len(others) + bool(entry.change) > 1
     row["not_compared"] = "; ".join(words_of[key] for key in _DECISIVE if key in words_of) or None
-    row["comparable"] = row["not_compared"] is None
     ms, ci = (entry.baseline_ms, entry.baseline_ci_ms) if entry.kind == "report" else (entry.median_ms, entry.ci_ms)
-    if row["comparable"] and ms is not None and reference.ms is not None:
+    if row["not_compared"] is None and ms is not None and reference.ms is not None:
         compared = compare_medians(reference.ms, reference.ci_ms, ms, ci, equal_within)
         slower = compared.verdict == "slower" and not entry.options.get("lever")
         row |= {"ratio": compared.ratio, "verdict": compared.verdict, "regression": slower}

@@ -25,11 +25,6 @@ from perfnb.recording.text import TEXT
 if TYPE_CHECKING:
     from perfnb.experiments.ab_test import ABTest
 
-#: The parts of the times and the quality that are saved in addition to the frames.
-_EXPERIMENT = ("a_name", "b_name", "planned", "needed", "noise", "steady", "batch_size")
-_QUALITY = ("judged_by", "said", "dtype")
-#: The fields of `ABTest` that are saved unchanged.
-_GIVEN = ("change", "limits", "options", "environment")
 _LOSS = [field.name for field in fields(Loss)]
 _MS, _LIMIT = SavedColumn("float64", low=0, high=1e15), SavedColumn("float64", missing=True)
 #: The table is intended for other tools and is never read by perfnb.
@@ -56,7 +51,7 @@ class _Experiment(TypedDict):
     noise: Noise
     steady: Any
     batch_size: Count | None
-    blocks: NotRequired[_Blocks | None]  # missing in reports from earlier versions
+    blocks: NotRequired[_Blocks | None]
 
 
 class _Quality(TypedDict):
@@ -76,6 +71,10 @@ class ReportFacts(TypedDict):
     quality: _Quality
 
 
+#: The fields of `ABTest`, of its times and of its quality that are saved unchanged.
+_QUALITY = tuple(_Quality.__annotations__)
+_EXPERIMENT = tuple(name for name in _Experiment.__annotations__ if name not in ("equal_within", "blocks"))
+_GIVEN = tuple(name for name in ReportFacts.__annotations__ if name not in ("experiment", "quality"))
 REPORT = SavedKind("report", ReportFacts, _FRAMES, parts=PROFILE)
 
 
@@ -92,8 +91,8 @@ def save_report(test: ABTest, path: str | Path) -> Path:
     }
     facts = {
         **{name: getattr(test, name) for name in (*_GIVEN, "decision", "reason")},
-        "experiment": {name: getattr(test, name) for name in _EXPERIMENT}
-        | {
+        "experiment": {
+            **{name: getattr(test, name) for name in _EXPERIMENT},
             "equal_within": test.comparison.equal_within,
             "blocks": None if test.blocks is None else asdict(test.blocks),
         },
@@ -133,19 +132,18 @@ def read_report(path: str | Path) -> tuple[PairedTimes, dict[str, SavedProfile],
         missing = next(name for name in SIDES if name not in profiles)
         raise RecordingError(f"{source} is damaged: the profile of the {missing} is missing.")
     try:
-        experiment, judged = meta["experiment"], meta["quality"]
-        blocks = experiment.get("blocks")
+        experiment = dict(meta["experiment"])
+        blocks = experiment.pop("blocks", None)  # missing in reports from earlier versions
         times = paired_times(
             *(pairs[name].tolist() for name in ("a_ms", "b_ms")),
-            equal_within=experiment["equal_within"],
             blocks=None if blocks is None else BlockPlan(**blocks),
-            **{name: experiment[name] for name in _EXPERIMENT},
+            **experiment,
         )
         losses = tuple(
             Loss(str(name), float(candidate), *(None if math.isnan(value) else float(value) for value in rest))
             for name, candidate, *rest in rows[_LOSS].itertuples(index=False)
         )
-        quality = Quality(losses, *(judged[name] for name in _QUALITY))
+        quality = Quality(losses, **meta["quality"])
         return times, profiles, {"quality": quality} | {name: meta[name] for name in _GIVEN}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RecordingError(f"{source} is damaged: its contents do not form a report ({error}).") from error

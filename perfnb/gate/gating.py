@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,7 @@ from perfnb.gate.counts import counts_of
 from perfnb.gate.plugin import PROPERTY, REVISION
 from perfnb.gate.records import Counts, differences, file_of, missing, read_records, stable, update_record
 from perfnb.gate.reports import seen_words, time_words
-from perfnb.gate.revisions import MissingTestError, Revision, compare_revisions
+from perfnb.gate.revisions import MissingTestError, compare_revisions
 
 if TYPE_CHECKING:
     from perfnb.bench.paired_times import PairedTimes
@@ -79,21 +80,23 @@ class Perf:
         inside = self._item.nodeid.partition("::")[2]
         counts, environment = counts_of(step, batches)
         failures, skips, said = self._counted(f"{inside} {name}".strip(), counts, environment, step, batches)
-        times, gate = None, self._config.stash.get(REVISION, None)
+        times, gate, option = None, self._config.stash.get(REVISION, None), self._config.getoption
+        limit: float = option("--perf-limit")
         facts: dict[str, Any] = {"test": self._item.nodeid, "name": name, "counts": counts}
         if gate is not None:
             try:
-                times, slower = self._timed(name, gate)
+                measure = partial(compare_revisions, self._item, name, gate, limit, option("--perf-budget"))
+                times, slower = confirmed(measure, limit)
             except MissingTestError as error:
                 skips = [*skips, f"its time is not compared: {error}"]
                 facts["time"] = f"time not compared: {error}"
             else:
                 if slower:
-                    failures.append(f"the step takes {time_words(times)}, all of which is above {self._limit:g}.")
+                    failures.append(f"the step takes {time_words(times)}, all of which is above {limit:g}.")
                 # List counts that could not be determined at the end.
                 skips = [] if times.ratio_ci else [f"{len(times.a_ms)} pairs are too few: increase --perf-budget"]
-                facts |= {"time": time_words(times), "seen": seen_words(times, self._limit), "ms": list(times.b_ms)}
-        elif self._config.getoption("--perf-json") is not None:
+                facts |= {"time": time_words(times), "seen": seen_words(times, limit), "ms": list(times.b_ms)}
+        elif option("--perf-json") is not None:
             from perfnb.bench.timing import time_step
 
             facts["ms"] = list(time_step(step, batches).samples_ms)
@@ -104,10 +107,6 @@ class Perf:
         if skips:
             pytest.skip("perf: " + "; ".join(skips))
         return GatedStep(counts, environment, times)
-
-    @property
-    def _limit(self) -> float:
-        return float(self._config.getoption("--perf-limit"))
 
     def _counted(
         self, test: str, counts: Counts, environment: str, step: Callable[..., Any], batches: Any
@@ -128,10 +127,6 @@ class Perf:
             words = f"the step has changed: {', '.join(found)}. If this is intended, run pytest --perf-update."
             return [words], [], ", ".join(found)
         return [], [], "as recorded"
-
-    def _timed(self, name: str, revision: Revision) -> tuple[PairedTimes, bool]:
-        limit, budget_s = (self._config.getoption(f"--perf-{option}") for option in ("limit", "budget"))
-        return confirmed(lambda: compare_revisions(self._item, name, revision, limit, budget_s), limit)
 
 
 def confirmed(measure: Callable[[], PairedTimes], limit: float) -> tuple[PairedTimes, bool]:

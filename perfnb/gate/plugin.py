@@ -30,11 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the plugin's options."""
     add = parser.getgroup("perf", "steps that must not become slower (perfnb)").addoption
     add("--perf-update", action="store_true", help="Record the counts of steps in the files next to their tests.")
-    add(
-        "--perf-against",
-        metavar="REV",
-        help="Also compare the step times with this revision, in interleaved pairs.",
-    )
+    add("--perf-against", metavar="REV", help="Also compare the step times with this revision, in interleaved pairs.")
     add(
         "--perf-limit",
         metavar="RATIO",

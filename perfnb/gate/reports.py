@@ -15,14 +15,15 @@ from typing import Any
 
 #: The version of pytest-benchmark's JSON format.
 _LAYOUT = "5.2.0"
+#: The functions of `platform` that describe the machine in this format.
+_MACHINE = ("node", "processor", "machine", "python_implementation", "python_version", "system", "release")
 
 Facts = Mapping[str, Any]
 
 
 def time_words(times: Any) -> str:
     """Describe the ratio in a comparison, its interval, and the number of pairs."""
-    low, high = times.ratio_ci or (float("nan"), float("nan"))
-    interval = f" [{low:.3f}, {high:.3f}]" if times.ratio_ci else ""
+    interval = "" if times.ratio_ci is None else " [{:.3f}, {:.3f}]".format(*times.ratio_ci)
     return f"{times.ratio:.3f} ×{interval} the time of {times.a_name}, in {len(times.a_ms)} pairs"
 
 
@@ -34,11 +35,8 @@ def seen_words(times: Any, limit: float) -> str:
 
 def line(facts: Facts) -> str:
     """Return a line for the terminal that describes a step's results."""
-    return f"{_name(facts)}: {'; '.join(_parts(facts))}"
-
-
-def _parts(facts: Facts) -> list[str]:
-    return [f"counts {facts['said']}", *(facts[part] for part in ("time", "seen") if part in facts)]
+    parts = [f"counts {facts['said']}", *(facts[part] for part in ("time", "seen") if part in facts)]
+    return f"{_name(facts)}: {'; '.join(parts)}"
 
 
 def _name(facts: Facts) -> str:
@@ -61,15 +59,7 @@ def benchmark_json(steps: Sequence[Facts]) -> str:
     Services that track performance over time can read this format.
     """
     made = {
-        "machine_info": {
-            "node": platform.node(),
-            "processor": platform.processor(),
-            "machine": platform.machine(),
-            "python_implementation": platform.python_implementation(),
-            "python_version": platform.python_version(),
-            "system": platform.system(),
-            "release": platform.release(),
-        },
+        "machine_info": {name: getattr(platform, name)() for name in _MACHINE},
         "commit_info": {},
         "benchmarks": [_benchmark(facts) for facts in steps if facts.get("ms")],
         "datetime": datetime.now(UTC).isoformat(),

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -68,25 +69,20 @@ class Revision:
             "(actions/checkout: fetch-depth: 0)",
         )
         self._made = ExitStack()
-        self._tree: Path | None = None
 
-    @property
+    @cached_property
     def tree(self) -> Path:
         """The folder where the revision is checked out, as a worktree of the repository."""
-        if self._tree is None:
-            folder = Path(tempfile.mkdtemp(prefix="perfnb_gate_")).resolve()
-            self._made.callback(self._remove, folder)
-            tree = folder / "tree"
-            no_hooks = ("-c", f"core.hooksPath={os.devnull}")
-            wrong = f"{self.name} cannot be checked out"
-            _git(self.top, *no_hooks, "worktree", "add", "--quiet", "--detach", str(tree), self.commit, wrong=wrong)
-            self._tree = tree
-        return self._tree
+        folder = Path(tempfile.mkdtemp(prefix="perfnb_gate_")).resolve()
+        self._made.callback(self._remove, folder)
+        command = ("-c", f"core.hooksPath={os.devnull}", "worktree", "add", "--quiet", "--detach")
+        wrong = f"{self.name} cannot be checked out"
+        _git(self.top, *command, str(folder / "tree"), self.commit, wrong=wrong)
+        return folder / "tree"
 
     def close(self) -> None:
         """Remove the checkout."""
         self._made.close()
-        self._tree = None
 
     def _remove(self, folder: Path) -> None:
         with suppress(PerfnbError):
@@ -265,15 +261,7 @@ class StepPair:
         self._lead = int(_LEAD * self._steps)
         self.results: list[Any] = []  # return values are not kept
 
-    def rounds(
-        self,
-        orders: Iterable[Sequence[int]],
-        *,
-        pass_name: str = "timed",
-        planned: int | None = None,
-        until: float | None = None,
-        keep_results: bool = False,
-    ) -> Any:
+    def rounds(self, orders: Iterable[Sequence[int]], *, until: float | None = None, **_: Any) -> Any:
         """Run rounds in the same way as `perfnb.bench.rounds.Bench`.
 
         Return the milliseconds, with a row per side and a column per round.
@@ -303,16 +291,9 @@ def paired(baseline: Any, candidate: Any, names: tuple[str, str], limit: float, 
     pair = StepPair(baseline, candidate)
     steady = warm_up(pair, begin, budget_s)
     plan, times = planned_rounds(pair, begin, budget_s, within, power=_POWER)
-    return paired_times(
-        times[0].tolist(),
-        times[1].tolist(),
-        equal_within=within,
-        a_name=names[0],
-        b_name=names[1],
-        planned=plan.count,
-        needed=plan.needed,
-        steady=steady,
-    )
+    plan_of = {"planned": plan.count, "needed": plan.needed, "steady": steady}
+    a_name, b_name = names
+    return paired_times(*times.tolist(), equal_within=within, a_name=a_name, b_name=b_name, **plan_of)
 
 
 def compare_revisions(item: pytest.Item, name: str, revision: Revision, limit: float, budget_s: float) -> Any:

@@ -22,33 +22,25 @@ from perfnb.recording.from_trace import rows_of_trace
 from perfnb.recording.nesting import NONE, Bools
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import conform
-from perfnb.recording.text import TEXT
 from perfnb.trace_names import CALLS, DATA_SPAN, DEVICE_WORK, LAYER_SPAN, OPS, PIECE, SYNCHRONISATION
 
+#: How the frame ``path_savings`` splits a critical path.
+_PARTS: tuple[By, ...] = ("kind", "op")
 _OWN_SPANS = re.compile(rf"{LAYER_SPAN}|{DATA_SPAN}$|{PIECE}$")
 
 
 @dataclass(frozen=True)
 class GpuEvents:
-    """The events on devices, and the host events that are related to them.
+    """The events on devices, and the host events that are related to them."""
 
-    Attributes
-    ----------
-    events : DataFrame
-        Device work, runtime calls, ops and step marks of one rank. Marks that do not count as steps are left out. The
-        columns are those of `Recording.events`, with ``start_ns`` relative to the first step, and ``layer`` if an
-        attribution was passed.
-    in_steps : ndarray
-        Whether each event is part of a step.
-    steps : tuple of int
-        The step numbers.
-    only_step : int or None
-        The number of the only step if it represents the whole trace.
-    """
-
+    #: Device work, runtime calls, ops and step marks of one rank. The columns are those of `Recording.events`, with
+    #: ``start_ns`` relative to the first step, and ``layer`` if an attribution was passed.
     events: pd.DataFrame
+    #: Whether each event is part of a step.
     in_steps: Bools
+    #: The step numbers.
     steps: tuple[int, ...]
+    #: The number of the only step if it represents the whole trace.
     only_step: int | None
 
     @cached_property
@@ -108,10 +100,6 @@ def gpu_events(recording: Recording, attribution: Attribution | None = None) -> 
     return GpuEvents(chosen, in_steps[rows], tuple(dict.fromkeys(numbers)), None)
 
 
-#: How the frame ``path_savings`` splits a critical path.
-_PARTS: tuple[By, ...] = ("kind", "op")
-
-
 def step_table(gpu: GpuEvents) -> pd.DataFrame:
     """Return the table ``gpu_steps``. A trace without step marks counts as one step."""
     if gpu.only_step is None:
@@ -161,13 +149,13 @@ def path_table(gpu: GpuEvents) -> pd.DataFrame:
 
 def saving_table(gpu: GpuEvents) -> pd.DataFrame:
     """Return the table ``path_savings``: the parts of each step's path, by kind and by op."""
-    parts = []
-    for number, window, path in _paths(gpu):
-        for by in _PARTS:
-            table = savings_in(gpu.waits, window, by, path=path).rename(columns={by: "part"}).astype({"part": TEXT})
-            kind = pd.Categorical([by] * len(table), categories=list(_PARTS))
-            parts.append(table.assign(rank=gpu.events["rank"].iloc[0], step=number, by=kind))
-    return conform(pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(), "path_savings")
+    parts = [
+        savings_in(gpu.waits, window, by, path=path).rename(columns={by: "part"}).assign(step=number, by=by)
+        for number, window, path in _paths(gpu)
+        for by in _PARTS
+    ]
+    table = pd.concat(parts, ignore_index=True).assign(rank=gpu.events["rank"].iloc[0]) if parts else pd.DataFrame()
+    return conform(table, "path_savings")
 
 
 def _paths(gpu: GpuEvents) -> Iterator[tuple[int, Window, pd.DataFrame]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -40,6 +39,7 @@ from perfnb.loop.run_summary import FEWEST_STEPS, TYPICAL, RunFigures, stretches
 #: The number of points in the chart of all steps.
 _POINTS = 240
 _TYPICAL: dict[Any, str] = {True: "yes", False: "no"}
+_SIDES = ("baseline", "candidate")
 _MEMORY = {
     "resident": Mark("process (resident)", palette.BLUE, "█", "solid"),
     "allocated": Mark("allocated on the device", palette.ORANGE, "░", "dots"),
@@ -48,6 +48,7 @@ _VALUES = {"not checked": "; values unchecked here: check with try_levers"}
 _ONCE = (
     "Each run was executed once: intervals cover variation within a run, but not changes to the machine between runs."
 )
+_MIDDLE = "How much longer per step than the rank in the middle (mean, 95 % interval)"
 _RANKS_WAIT = (
     "Ranks that exchange gradients all take as long as the slowest rank, because the others wait for it during their "
     "own work. To see how long each rank waits in collectives, run perfnb ranks on their profiles or traces."
@@ -81,45 +82,36 @@ def _verdict(run: RunFigures) -> Verdict:
         needed = f"at least {FEWEST_STEPS} are needed after the warm-up, but there are only {run.counted:,}"
         return Verdict("open", f"{verdict.verdict}: {needed}")
     if verdict.finding is None:
-        ms = fmt.interval(run.median_ms, run.ci_ms)
+        sentence = f"{fmt.interval(run.median_ms, run.ci_ms)} per step; only faster steps can shorten the run"
         profile = "To see where the steps themselves spend their time, profile some of them."
-        return Verdict(
-            "good",
-            f"{verdict.verdict}: {ms} per step; only faster steps can shorten the run",
-            _nothing(run),
-            profile,
-        )
+        return Verdict("good", f"{verdict.verdict}: {sentence}", _nothing(run), profile)
     return verdict_of_finding(run.judgement, verdict.finding, "findings" if len(run.findings) > 1 else "")
 
 
 def _nothing(run: RunFigures) -> str:
     """Describe the problems that were looked for but not found."""
-    waits = f"waits for data take {fmt.share(run.wait.estimate)} of the steps' time"
-    parts = [waits if fmt.known(run.phases["ms"]["data"]) is not None else "waits for data are unknown"]
-    parts.append("few steps are slow" if len(run.slow) else "no step is slow")
-    if run.changes is not None:
-        parts.append("the step time does not drift" if run.changes.kind == "steady" else "its pace hardly changed")
     growth = run.memory_of["resident"].growth
     known = growth is not None and growth.ci_low is not None
-    parts.append("memory does not grow" if known else "there are too few memory readings to tell whether it grows")
-    return f"{fmt.capital(', '.join(parts[:-1]))}, and {parts[-1]}."
+    memory = "memory does not grow" if known else "there are too few memory readings to tell whether it grows"
+    waits = "Slow steps" if fmt.known(run.phases["ms"]["data"]) is None else "Waits for data, slow steps"
+    return f"{waits} and changes of pace cost little, and {memory}."
 
 
 def _figures(run: RunFigures) -> tuple[Figure, ...]:
     clock = "" if run.device is None else ", on the device's clock"
-    step = Figure(
-        "step (one batch)" if run.by_batch else "step",
-        run.median_ms,
-        "ms",
-        run.ci_ms,
-        f"median of {fmt.counted(run.counted, 'step')}{clock}",
-    )
+    basis = f"median of {fmt.counted(run.counted, 'step')}{clock}"
+    step = Figure("step (one batch)" if run.by_batch else "step", run.median_ms, "ms", run.ci_ms, basis)
     figures = [step] if run.median_ms is not None else []
     if fmt.known(run.phases["ms"]["data"]) is not None and run.counted:
         ends = (run.wait.low, min(1.0, run.wait.high)) if run.wait.bounded else None
         figures.append(Figure("waiting for data", run.wait.estimate, "share", ends))
-    peaks = [(mark.word, run.memory_of[kind].peak_bytes) for kind, mark in _MEMORY.items()]
-    figures += [Figure(f"peak memory, {word}", peak, "bytes") for word, peak in peaks if peak is not None]
+    for kind, mark in _MEMORY.items():
+        peak, growth = run.memory_of[kind].peak_bytes, run.memory_of[kind].growth
+        if peak is not None:
+            figures.append(Figure(f"peak memory, {mark.word}", peak, "bytes"))
+        if growth is not None:
+            ends = fmt.known_bounds((growth.ci_low, growth.ci_high))
+            figures.append(Figure(f"growth per step, {mark.word}", growth.bytes_per_step, "bytes", ends))
     return tuple(figures)
 
 
@@ -129,84 +121,57 @@ def _tried(run: RunFigures) -> Iterator[Section]:
         return
     best = sorted(run.tried, key=lambda one: (not one["kept"], math.inf if one["ratio"] is None else one["ratio"]))
     together = any(one["kept"] and " and " in one["lever"] for one in best)
-    whole_ms = run.mean_ms + run.between_ms
     rows = [
-        Effect(one["lever"], one["ratio"], one["interval"], one["verdict"], _outcome(one, together, whole_ms))
+        Effect(one["lever"], one["ratio"], one["interval"], one["verdict"], _outcome(run, one, together))
         for one in best
     ]
-    yield Effects(
-        "Tried during the run: time of a step with each lever, against the run's own", tuple(rows), head="lever"
-    )
+    title = "Tried during the run: time of a step with each lever, against the run's own"
+    yield Effects(title, tuple(rows), head="lever")
     if lines := [line for one in best if one["kept"] for line in one["code"]]:
         yield Code("\n".join(lines), "To keep what helped")
 
 
-def _outcome(tried: Mapping[str, Any], together: bool, whole_ms: float) -> str:
+def _outcome(run: RunFigures, tried: Mapping[str, Any], together: bool) -> str:
     """Describe a lever's outcome, and how much time it would have saved over the remaining steps.
 
-    If several levers are kept `together`, only their joint saving is shown. `whole_ms` is the duration of a step in the
-    run, including its wait for data and the trainer's own work. Levers therefore save a smaller share of it than of the
-    step alone.
+    If several levers are kept `together`, only their joint saving is shown. It is a smaller share of the run than of
+    the steps alone, because the run includes waits for data and the trainer's own work.
     """
     if not tried["kept"]:
         return str(tried["why_not"])
+    saves_ms, left, gain = tried["saves_ms"], tried["left"], ""
     if together and " and " not in tried["lever"]:
-        return f"worth keeping with the others{_VALUES.get(tried['values'], '')}"
-    return f"worth keeping{_gain(tried, whole_ms)}{_VALUES.get(tried['values'], '')}"
-
-
-def _gain(tried: Mapping[str, Any], whole_ms: float) -> str:
-    """Describe a lever's saving over the remaining steps, as text that follows "worth keeping"."""
-    saves_ms, left = tried["saves_ms"], tried["left"]
-    if saves_ms is None or left is None:
-        return ""
-    saved_ms = left * saves_ms - 1e3 * (tried["setup_s"] or 0.0)
-    steps = fmt.counted(left, "step")
-    if saved_ms <= 0:
-        return f" in a longer run: preparing it takes longer than what it saves over the remaining {steps}"
-    share = f", {fmt.share(saved_ms / (left * whole_ms))} of their time" if saved_ms < left * whole_ms else ""
-    return f": it would have saved about {fmt.duration(saved_ms)} over the remaining {steps}{share}"
+        gain = " with the others"
+    elif saves_ms is not None and left is not None:
+        saved_ms = left * saves_ms - 1e3 * (tried["setup_s"] or 0.0)
+        whole_ms, over = left * (run.mean_ms + run.between_ms), f"over the remaining {fmt.counted(left, 'step')}"
+        gain = f" in a longer run: preparing it takes longer than what it saves {over}"
+        if saved_ms > 0:
+            share = f", {fmt.share(saved_ms / whole_ms)} of their time" if saved_ms < whole_ms else ""
+            gain = f": it would have saved about {fmt.duration(saved_ms)} {over}{share}"
+    return f"worth keeping{gain}{_VALUES.get(tried['values'], '')}"
 
 
 def _pictures(run: RunFigures) -> Iterator[Section]:
     phases = run.phases["ms"].fillna(0.0).astype(float)
-    trials = {"profiled": replace(palette.RUN["profiled"], word="profiled windows and trials")} if run.tried else {}
-    marks = palette.RUN | trials
-    parts = tuple(Part(marks[str(phase)], ms) for phase, ms in phases.items())
+    parts = tuple(Part(palette.RUN[str(phase)], ms) for phase, ms in phases.items())
     yield Bars("Where the run's time went", "ms", (Bar("", parts),))
-    inside = stretches(run.steps, _POINTS)
+    inside, waits = stretches(run.steps, _POINTS), (run.steps["sum_data_ms"] > 0).any()
     if len(inside) > 1:
-        lines = [(palette.RUN["step"], "wall_ms"), (palette.RUN["data"], "data_ms")]
-        if not (run.steps["sum_data_ms"] > 0).any():
-            del lines[1]
-        yield Series(
-            "Time per step over the run (medians, without profiled steps)",
-            Axis("step", "number"),
-            Axis("time", "ms"),
-            inside["first"].tolist(),
-            tuple(Line(mark, list(map(fmt.known, inside[column]))) for mark, column in lines),
-        )
-    memory = [(mark, run.memory[f"{kind}_bytes"]) for kind, mark in _MEMORY.items()]
+        times = {palette.RUN["step"]: inside["wall_ms"]} | ({palette.RUN["data"]: inside["data_ms"]} if waits else {})
+        title = "Time per step over the run (medians, without profiled steps)"
+        yield _over_steps(title, Axis("time", "ms"), inside["first"], times)
+    memory = {mark: run.memory[f"{kind}_bytes"] for kind, mark in _MEMORY.items()}
     if run.memory["step"].nunique() > 1:
-        yield Series(
-            "Memory over the run",
-            Axis("step", "number"),
-            Axis("memory", "bytes"),
-            run.memory["step"].tolist(),
-            tuple(Line(mark, list(map(fmt.known, readings))) for mark, readings in memory if readings.notna().any()),
-        )
+        yield _over_steps("Memory over the run", Axis("memory", "bytes"), run.memory["step"], memory)
+
+
+def _over_steps(title: str, y: Axis, steps: pd.Series, lines: Mapping[Mark, pd.Series]) -> Series:
+    known = {mark: list(map(fmt.known, values)) for mark, values in lines.items() if values.notna().any()}
+    return Series(title, Axis("step", "number"), y, steps.tolist(), tuple(map(Line, known, known.values())))
 
 
 def _tables(run: RunFigures) -> Iterator[Section]:
-    columns = (Column("memory"), Column("peak", "bytes"), Column("growth per step", "bytes", help="95 % interval"))
-    rows = []
-    for kind, mark in _MEMORY.items():
-        peak, slope = run.memory_of[kind].peak_bytes, run.memory_of[kind].growth
-        if peak is not None and slope is not None:
-            rows.append(
-                (mark, peak, Value(slope.bytes_per_step, "bytes", fmt.known_bounds((slope.ci_low, slope.ci_high))))
-            )
-    yield Table("Memory and its growth", columns, rows, key="memory")
     windows = {
         "begin": Column("from step"),
         "steps": Column("steps", "count", priority=2),
@@ -254,7 +219,7 @@ def comparison_document(changes: RunChanges) -> Document:
     """Return a document that compares two runs."""
     a, b = (run_name(run) for run in (changes.a, changes.b))
     names = f"{a} → {b}" if a != b else a
-    sides = (("baseline", changes.a), ("candidate", changes.b))
+    sides = tuple(zip(_SIDES, (changes.a, changes.b), strict=True))
     return Document(
         "two runs",
         names,
@@ -288,18 +253,17 @@ def _reasons(changes: RunChanges) -> Iterator[str]:
     clear = parts[(parts["low_ms"] > 0) | (parts["high_ms"] < 0)]
     if len(clear):
         order = clear["change_ms"].abs().astype(float).sort_values(ascending=False).index
-        yield f"On average per step: {', '.join(f'{what} {_signed(clear.loc[what])}' for what in order)}."
+        named = {what: fmt.interval(*_change(clear.loc[what], "ms")) for what in order}
+        signed = (f"{what} {'' if change.startswith(fmt.MINUS) else '+'}{change}" for what, change in named.items())
+        yield f"On average per step: {', '.join(signed)}."
     for what, row in changes.memory.iterrows():
         if str(what).startswith("growth") and (fmt.known(row["low_bytes"]) or 0.0) > 0:
-            grows = fmt.growth(float(row["change_bytes"]), (float(row["low_bytes"]), float(row["high_bytes"])))
+            grows = fmt.growth(*_change(row, "bytes"))
             yield f"Memory ({str(what).removeprefix('growth of ')}) grows faster, by {grows}."
 
 
-def _signed(row: pd.Series) -> str:
-    """Format a change in milliseconds with its interval, for example ``+1.20 ms [1.10, 1.30]``."""
-    ms = float(row["change_ms"])
-    change = fmt.interval(ms, (row["low_ms"], row["high_ms"]))
-    return f"+{change}" if ms > 0 else change
+def _change(row: pd.Series, unit: str) -> tuple[Any, tuple[Any, Any]]:
+    return row[f"change_{unit}"], (row[f"low_{unit}"], row[f"high_{unit}"])
 
 
 def _change_sections(changes: RunChanges) -> Iterator[Section]:
@@ -311,27 +275,22 @@ def _change_sections(changes: RunChanges) -> Iterator[Section]:
             effects.append(Effect(_words(what), fmt.known(row["ratio"]), inside))
     title = "Time per step of the candidate relative to the baseline"
     yield Effects(title, tuple(effects), same_within=changes.equal_within, head="part")
-    heads = (Column("baseline", "ms"), Column("candidate", "ms"), Column("change, 95 % interval", "ms"))
-    rows = [(_words(what), *_three(row, "ms")) for what, row in changes.step.iterrows()]
-    yield Table("Time per step", (Column("part"), *heads), rows)
-    in_bytes = (Column(column.head, "bytes") for column in heads)
-    rows = [(_words(what), *_three(row, "bytes")) for what, row in changes.memory.iterrows()]
-    yield Table("Memory", (Column("memory"), *in_bytes), rows)
+    rows = list[Any]()
+    for frame, unit in ((changes.step, "ms"), (changes.memory, "bytes")):
+        for what, row in frame.iterrows():
+            change, ends = _change(row, unit)
+            sides = (Value(fmt.known(row[f"{side}_{unit}"]), unit) for side in "ab")
+            rows.append((_words(what), *sides, Value(fmt.known(change), unit, fmt.known_bounds(ends))))
+    heads = (Column(head, "number") for head in (*_SIDES, "change, 95 % interval"))
+    yield Table("Time per step, and memory", (Column("part"), *heads), rows)
 
 
 def _words(what: object) -> str:
     name = str(what)
     if name in ("step", "mean step"):
         return f"step ({'median' if name == 'step' else 'mean'})"
-    if name in _MEMORY:
-        return f"{_MEMORY[name].word}, peak"
     kind = name.removeprefix("growth of ")
-    return name if kind == name else f"{_MEMORY[kind].word}, growth per step"
-
-
-def _three(row: pd.Series, unit: str) -> tuple[Any, ...]:
-    before, after, change = (fmt.known(row[f"{name}_{unit}"]) for name in ("a", "b", "change"))
-    return before, after, Value(change, unit, fmt.known_bounds((row[f"low_{unit}"], row[f"high_{unit}"])))
+    return f"{_MEMORY[kind].word}, {'peak' if kind == name else 'growth per step'}" if kind in _MEMORY else name
 
 
 def ranks_document(ranks: RankFigures) -> Document:
@@ -356,13 +315,7 @@ def ranks_document(ranks: RankFigures) -> Document:
         verdict=_rank_verdict(ranks),
         sections=(
             Bars("Where each rank's mean step time goes", "ms", tuple(bars)),
-            Table(
-                "How much longer per step than the rank in the middle (mean, 95 % interval)",
-                heads,
-                rows,
-                budget=Budget(64, 64),
-                noun="rank",
-            ),
+            Table(_MIDDLE, heads, rows, budget=Budget(64, 64), noun="rank"),
         ),
         notes=(*notes, _RANKS_WAIT),
     )
@@ -383,5 +336,5 @@ def _rank_verdict(ranks: RankFigures) -> Verdict:
         return Verdict("good", "No rank waits longer for data or works longer than the others")
     row: Any = ranks.differences.loc[(rank, part)]
     does = "waits for its data" if part == "waiting for data" else "works"
-    longer = fmt.interval(row["change_ms"], (row["low_ms"], row["high_ms"]))
+    longer = fmt.interval(*_change(row, "ms"))
     return Verdict("bad", f"Rank {rank} {does} {longer} longer per step than rank {row['than']:.0f}")

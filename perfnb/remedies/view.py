@@ -39,20 +39,18 @@ def trials_document(trials: LeverTrials) -> Document:
     """Return a document that shows each lever's effect on the step, largest saving first."""
     figures = trials.figures
     state, sentence = _answer(trials)
-    rounds = (
-        f"{fmt.counted(figures.rounds, 'round')}, each with every lever once" if figures.rounds else "nothing timed"
+    timed = f"{fmt.counted(figures.rounds, 'round')}, each with every lever once" if figures.rounds else "nothing timed"
+    step = (
+        Figure("step", figures.step_ms, "ms"),
+        Figure("step with its batch", figures.fed_ms, "ms"),
+        Figure("peak memory", figures.own_peak, "bytes"),
     )
-    step: tuple[Figure, ...] = (Figure("step", figures.step_ms, "ms"),)
-    if figures.fed_ms is not None:
-        fed = (Figure("step with its batch", figures.fed_ms, "ms"),)
-        step = fed if figures.fed_ms == figures.step_ms else (*step, *fed)
-    peak = () if figures.own_peak is None else (Figure("peak memory", figures.own_peak, "bytes"),)
     return Document(
         "levers",
         figures.name,
         verdict=Verdict(state, sentence, code=trials.code),
-        figures=(*step, *peak),
-        facts=(rounds,),
+        figures=tuple(figure for figure in step if figure.value is not None),
+        facts=(timed,),
         sections=tuple(_sections(trials)),
         notes=tuple(filter(None, (figures.caveat, *noise_sentences(figures.noise), _not_tried(trials)))),
     )
@@ -73,26 +71,21 @@ def _answer(trials: LeverTrials) -> tuple[State, str]:
             return "none", f"Nothing was tried: {reasons.pop()}" if len(reasons) == 1 else "Nothing was tried"
         if figures.need_s is not None and not figures.rounds:
             return "open", f"Nothing could be timed within the budget: about {figures.need_s:,} s would be enough"
-        if figures.goal == "time" and (
-            faster := [trial.lever for trial in figures.trials if trial.verdict == "faster"]
-        ):
+        tried = figures.trials if figures.goal == "time" else []
+        if faster := [trial.lever for trial in tried if trial.verdict == "faster"]:
             return "open", f"{' and '.join(faster)}: faster, but not confirmed as worth keeping; see the reason below"
-        open_ones = [trial.lever for trial in figures.trials if figures.goal == "time" and _is_open(trial)]
-        if open_ones:
-            names, more = " and ".join(open_ones), f"give it more time ({figures.budget_word})"
+        if undecided := [trial.lever for trial in tried if _is_open(trial)]:
+            names, more = " and ".join(undecided), f"give it more time ({figures.budget_word})"
             return "open", f"No lever is proven to make the step faster, but {names} may: {more}"
         return "none", f"None of the levers that were tried {less} without changing its results"
     time = fmt.with_interval(fmt.ratio(kept.ratio), kept.ratio, kept.ratio_ci)
-    time = "not measured" if kept.ratio is None else time
     if figures.goal == "memory":
         peak, own = kept.peak_bytes or 0, figures.own_peak or 1
         less = f"{fmt.size(own)} → {fmt.size(peak)}, {fmt.share(1 - peak / own)} less"
         return "good", f"Keep {kept.lever}: peak memory {fmt.ratio(peak / own)} ({less}), time {time}"
-    saved = fmt.duration(kept.saves_ms)
-    if kept.saves_ms is not None and kept.ratio is not None and kept.ratio < 1:
-        before = kept.saves_ms / (1 - kept.ratio)
-        saved += f" ({fmt.duration(before)} → {fmt.duration(before - kept.saves_ms)}, {fmt.share(1 - kept.ratio)} less)"
-    return "good", f"Keep {kept.lever}: {saved} saved, confirmed on fresh pairs: {time}"
+    less = fmt.share(1 - (kept.ratio or 1.0))
+    saved = f"{fmt.duration(kept.saves_ms)} saved ({less} less), confirmed on fresh pairs"
+    return "good", f"Keep {kept.lever}: {saved}: {time}"
 
 
 def _is_open(trial: LeverTrial) -> bool:
@@ -118,25 +111,20 @@ def _sections(trials: LeverTrials) -> Iterator[Section]:
         Column("set-up", "ms", priority=1),
         Column("pays after", "count", priority=2, help="steps"),
     )
-    rows = [_cells(trial, trials.figures.own_peak) for trial in tried]
+    rows = []
+    for trial in tried:
+        peak, own, setup_s = trial.peak_bytes, trials.figures.own_peak, trial.setup_s
+        saves_ms = trial.saves_ms if trial.verdict == "faster" else None
+        change = peak / own if peak is not None and own else None
+        setup_ms = None if setup_s is None else 1e3 * setup_s
+        checked = trial.values.verdict, fmt.known(trial.values.error)
+        rows.append((trial.lever, *checked, saves_ms, peak, change, setup_ms, trial.pays_after_steps))
     yield Table("What each lever changes", columns, rows, noun="lever")
 
 
 def _effect(trial: LeverTrial) -> Effect:
     reservations = "; ".join(filter(None, (trial.why_not, *trial.notes)))
     return Effect(trial.lever, trial.ratio, trial.ratio_ci, trial.verdict, reservations)
-
-
-def _cells(trial: LeverTrial, own_peak: int | None) -> tuple[Any, ...]:
-    peak, setup_s = trial.peak_bytes, trial.setup_s
-    return (
-        *(trial.lever, trial.values.verdict, fmt.known(trial.values.error)),
-        trial.saves_ms if trial.verdict == "faster" else None,
-        peak,
-        peak / own_peak if peak is not None and own_peak else None,
-        None if setup_s is None else setup_s * 1e3,
-        trial.pays_after_steps,
-    )
 
 
 def _not_tried(trials: LeverTrials) -> str:
@@ -157,31 +145,28 @@ def trial_answer(trials: LeverTrials, lever: str) -> dict[str, Any]:
     """
     figures = trials.figures
     trial = next(trial for trial in figures.trials if trial.lever == lever)
-    why, ratio, bounds = escape.plain(trial.why_not, 300), trial.ratio, trial.ratio_ci
-    if trial.verdict == "not tried":
-        return {"error": f"It could not be tried: {why}"}
+    why, ratio = escape.plain(trial.why_not, 300), trial.ratio
     if ratio is None and not trial.memory:
-        return {"error": f"It could not be measured: {why}"}
-    by_memory = figures.goal == "memory"
-    verdict = (trial.memory if by_memory else "") or trial.verdict
+        return {"error": f"It could not be {'tried' if trial.verdict == 'not tried' else 'measured'}: {why}"}
+    verdict = (trial.memory if figures.goal == "memory" else "") or trial.verdict
     keep = verdict in ("faster", "less") and not why
     helped = f"{'less memory' if verdict == 'less' else verdict}, and its results pass the check"
+    said = f"With {lever}: {helped if keep else _NOT_KEPT.get(verdict, verdict)}."
     error = f" (error {error:.1g})" if (error := fmt.known(trial.values.error)) else ""
     facts = [("Results", _VALUES.get(trial.values.verdict, trial.values.verdict) + error)]
     if trial.memory and trial.peak_bytes and figures.own_peak:
         change = fmt.change(trial.peak_bytes / figures.own_peak)
-        words = f"{fmt.size(figures.own_peak)} → {fmt.size(trial.peak_bytes)} ({change})"
-        facts.insert(0, ("Peak memory", words))
+        facts.insert(0, ("Peak memory", f"{fmt.size(figures.own_peak)} → {fmt.size(trial.peak_bytes)} ({change})"))
     if trial.setup_s is not None and trial.setup_s >= 0.1:
         pays = trial.pays_after_steps
         facts.append(("Set-up", fmt.duration(1e3 * trial.setup_s) + (f", pays after {pays:,} steps" if pays else "")))
     if why:
         facts.append(("Caveat", why))
-    effect = fmt.with_interval(fmt.ratio(ratio), ratio, bounds)
+    effect = fmt.with_interval(fmt.ratio(ratio), ratio, trial.ratio_ci)
     saves = f"saves {fmt.duration(trial.saves_ms)}" if trial.verdict == "faster" else trial.verdict
     return {
-        "said": f"With {lever}: {helped if keep else _NOT_KEPT.get(verdict, verdict)}.",
-        "effect": {"label": lever, "ratio": ratio, "interval": bounds, "words": effect, "verdict": saves},
+        "said": said,
+        "effect": {"label": lever, "ratio": ratio, "interval": trial.ratio_ci, "words": effect, "verdict": saves},
         "facts": facts,
         "code": escape.plain("\n".join(trial.code), 600) if keep else "",
         "keep": keep,

@@ -23,8 +23,8 @@ def test_the_history_and_what_changed(folder: Path) -> None:
     done = called("journal", folder)
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert "Slower since entry 13" in done.stdout
-    assert "20 % more time, 1.20 ×" in done.stdout
+    assert "20 % more step time since entry 13" in done.stdout
+    assert "): 1.20 ×" in done.stdout
     assert "24 entries · 24 timings" in done.stdout
     data = json.loads(called("journal", folder, "--json").stdout)
     assert (data["kind"], len(data["sections"][-1]["rows"])) == ("journal", 24)
@@ -35,7 +35,7 @@ def test_the_trend_alone_and_a_page(folder: Path, tmp_path: Path) -> None:
     assert "No trend yet" in called("journal", folder, "--name", "other").stdout
     assert "No trend yet" in called("journal", folder, "--figure", "peak_bytes").stdout
     assert called("journal", folder, "--html", tmp_path / "page.html").stdout.startswith("Written to")
-    assert "Slower since entry 13" in (tmp_path / "page.html").read_text("utf-8")
+    assert "20 % more step time since entry 13" in (tmp_path / "page.html").read_text("utf-8")
 
 
 def test_wrong_use(folder: Path) -> None:

@@ -80,7 +80,7 @@ def test_two_makers_meet_at_the_convolution_with_the_kernels_of_both(
     assert compared.ops["op"][kernels["row"]] == "aten::_convolution"
     assert compared.gpu_time.loc["busy"].tolist() == pytest.approx([0.06, 0.09, 0.03])
     (row,) = table_of(compared, "ops").rows
-    assert row == ("aten::conv2d 2×3×8×8, 4×3×3×3", *map(pytest.approx, (0.06, 0.09, 0.03, 1.5, 0)))
+    assert row == ("aten::conv2d 2 × 3 × 8 × 8, 4 × 3 × 3 × 3", *map(pytest.approx, (0.06, 0.09, 0.03, 1.5, 0)))
     text = " ".join(str(compared).split())
     assert "1 call in 1 layer · winograd → igemm_fwd_gtcx3, batched_transpose" in text
     assert "3 traced steps of the baseline and 1 of the candidate" in text
@@ -209,9 +209,8 @@ def test_two_captures_of_one_recommender() -> None:
     assert alone["grew_ms"].isna().all()  # the measure is the GPU's time, of which they have none
     table = table_of(compared, "ops")
     listed = {row[0].split()[0]: (row[-1], detail) for row, detail in zip(table.rows, table.details or (), strict=True)}
-    assert listed["All2All_Pooled_Req"] == (pytest.approx(0.1555), "0.5 calls (only candidate)")
+    assert listed["All2All_Pooled_Req"] == (pytest.approx(0.1555), "0.5 calls")
     assert listed["nccl:all_reduce"] == (pytest.approx(-0.0335), "1 → 0.5 calls")
-    assert "8 → 7.5 kernels" in str(compared)
     assert ops.loc["aten::empty", ["calls_a", "calls_b", "host_ms_a", "host_ms_b"]].tolist() == [1, 1, 0.001, 0.001]
     assert ops.loc["(no known op)", "gpu_ms_a"] == pytest.approx(0.843)
     changed = compared.kernels[compared.kernels["grew_ms"].abs() > 1e-9]

@@ -93,7 +93,7 @@ def test_a_second_change_is_noticed(journal: perfnb.results.Journal, monkeypatch
     journal.add(timing(8.0), change="17 threads")
 
     assert journal.history["two_changes"].tolist() == [False, True, False]
-    assert "besides the named change (fused optimizer), threads " in " ".join(str(journal).split())
+    assert "fused optimizer · also changed: threads " in " ".join(str(journal).split())
 
 
 def test_a_journal_stays_where_it_is_when_the_notebook_changes_its_folder(

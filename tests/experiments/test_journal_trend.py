@@ -111,15 +111,15 @@ def test_the_change_is_what_the_journal_says_first() -> None:
     slower = shown(*(entry(place, ms * (1.1 if place >= 30 else 1)) for place, ms in enumerate(times)))
 
     assert slower.verdict.state == "bad"
-    assert slower.verdict.sentence.startswith("Slower since entry 31 of train (2026-03-02): 10 % more time, 1.10 × [")
+    assert slower.verdict.sentence.startswith("10 % more step time since entry 31 of train (2026-03-02): 1.10 × [")
     assert slower.verdict.why == "No other recorded fact changed at that point."
     assert [section.title for section in slower.sections] == ["Step time by entry: train", "What changed", "Entries"]
     faster = shown(*(entry(place, ms / (1.1 if place >= 30 else 1)) for place, ms in enumerate(times)))
     assert faster.verdict.state == "good"
-    assert faster.verdict.sentence.startswith("Faster since entry 31 of train")
+    assert " % less step time since entry 31 of train" in faster.verdict.sentence
     longer = enumerate(noisy(90))
     recovered = shown(*(entry(place, ms * (1.1 if 30 <= place < 60 else 1)) for place, ms in longer))
-    assert recovered.verdict.sentence.startswith("Faster since entry 61")
+    assert " % less step time since entry 61" in recovered.verdict.sentence
     assert [row[0] for row in recovered.sections[1].rows] == ["61", "31"]  # type: ignore[union-attr]
     steady = shown(*(entry(place, ms) for place, ms in enumerate(times)))
     assert steady.verdict.sentence == "No change found in 1 series with at least 10 entries"
@@ -133,7 +133,7 @@ def test_a_decision_after_a_change_comes_first() -> None:
     earlier = timing_entry(1, kind="report", decision="accept", accepted=True, ratio=0.8, ratio_ci=(0.79, 0.81))
 
     assert shown(*entries, decided).verdict.sentence.startswith("Last decision: entry 41 was accepted")
-    assert shown(earlier, *entries).verdict.sentence.startswith("Slower since entry")
+    assert shown(earlier, *entries).verdict.sentence.startswith("10 % more step time since entry")
 
 
 @pytest.mark.parametrize(

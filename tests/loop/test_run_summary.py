@@ -426,3 +426,12 @@ def test_levers_that_are_kept_together_have_one_saving() -> None:
     assert said.count("would have saved") == 1
     assert "it would have saved about 400 ms over the remaining 100 steps" in said
     assert said.count("# threads\n# gc_freeze") == 1
+
+
+def test_a_lever_that_is_tried_until_the_end_saves_nothing_in_this_run() -> None:
+    tried = {"lever": "compile", "verdict": "faster", "ratio": 0.5, "interval": [0.4, 0.6], "values": "exact"}
+    recorded = run(usual(100))._recorded
+    recorded.facts["tried"] = [
+        {**tried, "saves_ms": 3.0, "left": 0, "setup_s": 1.0, "kept": True, "why_not": "", "code": []}
+    ]
+    assert "worth keeping in a longer run" in str(RunSummary(recorded))
