@@ -9,7 +9,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.bench.values import UNCHECKED
-from perfnb.draw.document import Column, Document, Effect, Effects, Table, Verdict
+from perfnb.draw.document import Column, Document, Effect, Effects, Interval, Table, Verdict
 from perfnb.profile.timing import noise_sentences
 
 if TYPE_CHECKING:
@@ -19,26 +19,12 @@ if TYPE_CHECKING:
 def comparison_document(rounds: BackendRounds, table: pd.DataFrame, count: int) -> Document:
     """Return a document that shows each backend's cost and accuracy.
 
-    The fastest backend comes first, and backends that did not run come last.
-
-    Parameters
-    ----------
-    rounds : BackendRounds
-    table : DataFrame
-        As `InferenceComparison.table`.
-    count : int
-        The number of rounds.
+    The fastest backend comes first, and backends that did not run come last. `count` is the number of rounds.
     """
     ordered = table.sort_values("median_ms", kind="stable", na_position="last")
-    compared = ordered[ordered["ratio"].notna()]
     effects = [
-        Effect(
-            str(name),
-            fmt.known(row["ratio"]),
-            fmt.known_bounds((row["ratio_low"], row["ratio_high"])),
-            f"{row['decision']}, {row['verdict']}",
-        )
-        for name, row in compared.iterrows()
+        Effect(str(name), row["ratio"], _bounds(row), f"{row['decision']}, {row['verdict']}")
+        for name, row in ordered[ordered["ratio"].notna()].iterrows()
     ]
     columns = {
         "name": Column("backend"),
@@ -51,22 +37,24 @@ def comparison_document(rounds: BackendRounds, table: pd.DataFrame, count: int) 
         "setup_ms": Column("set-up", "ms", priority=3),
     }
     shown = ordered.rename_axis("name").reset_index().assign(setup_ms=ordered["setup_s"].array * 1e3)
-    shown.loc[shown["verdict"] == "refused", ["values", "error", "size_bytes", "peak_memory_bytes", "setup_ms"]] = None
-    reasons = ordered["reason"].map(str).tolist()
     sections = (
         Effects("Latency relative to the unmodified model (eager)", tuple(effects), head="backend"),
-        Table.of("Backends", shown, columns, details=reasons, noun="backend"),
+        Table.of("Backends", shown, columns, details=ordered["reason"].map(str).tolist(), noun="backend"),
     )
-    rounds_made = fmt.counted(count, "round")
-    facts = (f"{rounds_made}; in each round, every backend served the example once, in random order",)
     return Document(
         "backends",
         rounds.model,
         verdict=_verdict(table),
-        facts=facts,
+        facts=(
+            f"{fmt.counted(count, 'round')}; in each round, every backend served the example once, in random order",
+        ),
         sections=sections,
         notes=tuple(_notes(rounds, table)),
     )
+
+
+def _bounds(row: pd.Series) -> Interval | None:
+    return fmt.known_bounds((row["ratio_low"], row["ratio_high"]))
 
 
 def _verdict(table: pd.DataFrame) -> Verdict:
@@ -75,7 +63,7 @@ def _verdict(table: pd.DataFrame) -> Verdict:
         return Verdict("none", "No backend is both faster than eager and as accurate")
     best = accepted.iloc[0]
     ratio = float(best["ratio"])
-    effect = fmt.with_interval(fmt.ratio(ratio), ratio, fmt.known_bounds((best["ratio_low"], best["ratio_high"])))
+    effect = fmt.with_interval(fmt.ratio(ratio), ratio, _bounds(best))
     less = f"{fmt.share(1 - ratio)} less than eager" if ratio < 1 else "no longer than eager"
     return Verdict("good", f"Use {accepted.index[0]}: {fmt.duration(best['median_ms'])} per call, {less}: {effect}")
 
