@@ -110,31 +110,23 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     own = {name: _by_layer(layer[is_span], values[is_span], len(modules)) for name, values in per_span.items()}
     # Shares are undefined if there is no time, and figures per step are undefined if there are no steps.
     steps, whole = attribution.steps or np.nan, float(cells["corrected_ns"].sum()) or np.nan
-    on_gpu = bool(cells["kernels"].sum())
-    table = pd.DataFrame(
-        {
-            "module": modules["module"].to_numpy(),
-            "depth": modules["depth"].to_numpy(),
-            "calls": calls / steps,
-            **{f"{name}_ms": sums[name] / 1e6 / steps for name in DIRECTIONS},
-            "total_ms": sum(sums[name] for name in DIRECTIONS) / 1e6 / steps,
-            "self_ms": own["own"] / 1e6 / steps,
-            **{f"self_{name}_ms": own[name] / 1e6 / steps for name in ("forward", "backward")},
-            "share": sums["corrected"] / whole,
-            "self_share": own["corrected"] / whole,
-            "parameters": modules["parameters"].to_numpy(),
-            "parameter_bytes": modules["parameter_bytes"].to_numpy(),
-            "ops": sums["ops"] / steps,
-        },
-        index=pd.Index(modules["name"], dtype=TEXT),
+    ms, on_gpu = 1e6 * steps, bool(cells["kernels"].sum())
+    table = modules[list(_KNOWN_WITHOUT_SPANS)].assign(
+        calls=calls / steps,
+        **{f"{name}_ms": sums[name] / ms for name in DIRECTIONS},
+        total_ms=sum(sums[name] for name in DIRECTIONS) / ms,
+        self_ms=own["own"] / ms,
+        **{f"self_{name}_ms": own[name] / ms for name in ("forward", "backward")},
+        share=sums["corrected"] / whole,
+        self_share=own["corrected"] / whole,
+        ops=sums["ops"] / steps,
     )
     if on_gpu:
-        gpu = {"gpu_ms": sums["gpu"] / 1e6 / steps, "self_gpu_ms": own["gpu"] / 1e6 / steps}
-        table = table.assign(kernels=sums["kernels"] / steps, **gpu)
-    hidden = _hidden(recording, layer, table["total_ms"].to_numpy())
-    table.loc[hidden, [name for name in table.columns if name not in _KNOWN_WITHOUT_SPANS]] = pd.NA
-    only_loss = _only_loss(recording, layer, losses)
-    table.loc[only_loss, [name for name in table.columns if name not in (*_KNOWN_WITHOUT_SPANS, "calls")]] = pd.NA
+        table = table.assign(kernels=sums["kernels"] / steps, gpu_ms=sums["gpu"] / ms, self_gpu_ms=own["gpu"] / ms)
+    measured = table.columns.drop(list(_KNOWN_WITHOUT_SPANS))
+    table.loc[_hidden(recording, layer, table["total_ms"].to_numpy()), measured] = pd.NA
+    table.loc[_only_loss(recording, layer, losses), measured.drop("calls")] = pd.NA
+    table.index = pd.Index(modules["name"], dtype=TEXT)
     return pd.concat([conform(table, "layers"), conform(_special_rows(attribution, whole, on_gpu), "layers")])
 
 
@@ -217,34 +209,25 @@ def _uncalled(attribution: Attribution, layer: Ints, parent: Ints, called: Bools
 
 def _special_rows(attribution: Attribution, whole: float, on_gpu: bool) -> pd.DataFrame:
     """Return rows for the time that does not belong to any layer. Rows without time are left out."""
-    cells = attribution.cells[attribution.cells["special"] != ""]
+    cells, steps = attribution.cells[attribution.cells["special"] != ""], attribution.steps or np.nan
+    ms = 1e6 * steps
     sums = cells.groupby("special")[["ns", "corrected_ns", "ops", "kernels", "gpu_ns"]].sum()
-    forward = cells[cells["phase"] == "forward"].groupby("special")["ns"].sum()
     sums = sums.reindex([row for row in SPECIAL_ROWS if row in sums.index and sums["ns"][row] > 0])
-    steps = attribution.steps or np.nan
-    total = sums["ns"] / 1e6 / steps
-    in_forward = forward.reindex(sums.index, fill_value=0) / 1e6 / steps
-    share = sums["corrected_ns"] / whole
-    # Only unattributed time can be in forward. All other rows only have time in backward.
-    anywhere = sums.index == UNATTRIBUTED_ROW
+    forward = cells[cells["phase"] == "forward"].groupby("special")["ns"].sum().reindex(sums.index, fill_value=0) / ms
     rows = pd.DataFrame(
         {
-            "depth": 0,
-            "forward_ms": in_forward.where(anywhere),
-            "backward_ms": total - in_forward,
-            "recompute_ms": pd.NA,
-            "total_ms": total,
-            "self_ms": total,
-            "self_forward_ms": in_forward.where(anywhere),
-            "self_backward_ms": total - in_forward,
-            "share": share,
-            "self_share": share,
-            "ops": sums["ops"] / steps,
-        },
-        index=sums.index,
+            # Only unattributed time can be in forward. All other rows only have time in backward.
+            "forward_ms": forward.where(sums.index == UNATTRIBUTED_ROW),
+            "backward_ms": sums["ns"] / ms - forward,
+            "ms": sums["ns"] / ms,
+            "share": sums["corrected_ns"] / whole,
+        }
     )
-    gpu = sums["gpu_ns"] / 1e6 / steps
-    return rows.assign(kernels=sums["kernels"] / steps, gpu_ms=gpu, self_gpu_ms=gpu) if on_gpu else rows
+    rows = (
+        rows.add_prefix("self_").join(rows.rename(columns={"ms": "total_ms"})).assign(depth=0, ops=sums["ops"] / steps)
+    )
+    gpu_ms = sums["gpu_ns"] / ms
+    return rows.assign(kernels=sums["kernels"] / steps, gpu_ms=gpu_ms, self_gpu_ms=gpu_ms) if on_gpu else rows
 
 
 def op_calls(recording: Recording, attribution: Attribution, times: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -291,17 +274,12 @@ def op_times(recording: Recording, host: Host) -> pd.DataFrame:
 
 def op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFrame:
     """Return the table ``ops`` per traced step, in descending order of time."""
-    sums = calls.groupby("op", observed=True)[["self_ns", "total_ns", "gpu_ns"]].sum() / 1e6 / steps
-    table = pd.DataFrame(
-        {
-            "calls": calls.groupby("op", observed=True).size() / steps,
-            "self_cpu_ms": sums["self_ns"],
-            "total_cpu_ms": sums["total_ns"],
-        }
-    )
+    groups = calls.groupby("op", observed=True)
+    sums = groups[["self_ns", "total_ns", "gpu_ns"]].sum() / 1e6 / steps
+    table = sums.set_axis(["self_cpu_ms", "total_cpu_ms", "gpu_ms"], axis="columns").assign(calls=groups.size() / steps)
     table.index = table.index.astype(TEXT)
-    if on_gpu:
-        table["gpu_ms"] = sums["gpu_ns"].to_numpy()
+    if not on_gpu:
+        table = table.drop(columns="gpu_ms")
     order = ["gpu_ms", "self_cpu_ms"] if on_gpu else ["self_cpu_ms"]
     return conform(table.sort_values(order, ascending=False, kind="stable"), "ops")
 
@@ -313,12 +291,8 @@ def layer_op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFram
     """
     owned = calls[calls["layer"] != ""]
     groups = owned.groupby(["layer", "op", "direction"], observed=True, sort=False)
-    table = groups.agg(
-        calls=("self_ns", "size"), self_cpu_ms=("self_ns", "sum"), gpu_ms=("gpu_ns", "sum")
-    ).reset_index()
-    table["calls"] = table["calls"] / steps
-    table[["self_cpu_ms", "gpu_ms"]] = table[["self_cpu_ms", "gpu_ms"]] / 1e6 / steps
-    table["op"] = table["op"].astype(TEXT)
+    sums = groups.agg(calls=("self_ns", "size"), self_cpu_ms=("self_ns", "sum"), gpu_ms=("gpu_ns", "sum"))
+    table = (sums / [steps, 1e6 * steps, 1e6 * steps]).reset_index()
     if not on_gpu:
         table = table.drop(columns="gpu_ms")
     return conform(table.sort_values("self_cpu_ms", ascending=False, kind="stable", ignore_index=True), "layer_ops")
@@ -331,15 +305,9 @@ def kernel_table(recording: Recording) -> pd.DataFrame:
     """
     events, steps = recording.events, int((recording.steps["pass"] == "traced").sum())
     kernels = events[["name", "duration_ns"]].iloc[np.flatnonzero(is_one_of(events["category"], DEVICE_WORK))]
-    duration = kernels.groupby("name", observed=True)["duration_ns"].agg(["size", "sum", "mean", "max"])
-    table = pd.DataFrame(
-        {
-            "calls": duration["size"] / steps,
-            "total_ms": duration["sum"] / 1e6 / steps,
-            "mean_us": duration["mean"] / 1e3,
-            "max_us": duration["max"] / 1e3,
-        }
-    )
+    duration = kernels.groupby("name", observed=True)["duration_ns"]
+    sums = duration.agg(calls="size", total_ms="sum", mean_us="mean", max_us="max")
+    table = sums / [steps, 1e6 * steps, 1e3, 1e3]
     table.index = table.index.astype(TEXT)
     return conform(table.sort_values("total_ms", ascending=False, kind="stable"), "kernels")
 
@@ -356,10 +324,8 @@ def _inside_same(name: Ints, above: Ints) -> Bools:
 
 def _device_time(events: pd.DataFrame, rows: Ints) -> npt.NDArray[np.float64]:
     """Return the GPU time that each of these host events launched, using correlation ids."""
-    device = np.flatnonzero(is_one_of(events["category"], DEVICE_WORK) & (events["correlation"] != NONE).to_numpy())
-    if len(device) == 0:
-        return np.zeros(len(rows))
-    time = events["duration_ns"].iloc[device].groupby(events["correlation"].to_numpy()[device]).sum()
+    correlation = events["correlation"].to_numpy()
+    device = is_one_of(events["category"], DEVICE_WORK) & (correlation != NONE)
+    time = events["duration_ns"][device].groupby(correlation[device]).sum()
     is_call = is_one_of(events["category"], CALLS)[rows]
-    correlation = events["correlation"].to_numpy()[rows]
-    return np.where(is_call, time.reindex(correlation, fill_value=0).to_numpy(), 0).astype(float)
+    return np.where(is_call, time.reindex(correlation[rows], fill_value=0).to_numpy(), 0).astype(float)
