@@ -49,9 +49,7 @@ _QUANTILES = {
 }
 #: Their columns, by the names of the times and the bounds of their intervals.
 _COLUMNS = {
-    (f"{mark.word}_ms", f"{mark.word}_low_ms", f"{mark.word}_high_ms"): Column(
-        mark.word, "ms", 2 * (mark.word == "p95")
-    )
+    tuple(f"{mark.word}{end}_ms" for end in ("", "_low", "_high")): Column(mark.word, "ms", 2 * (mark.word == "p95"))
     for mark in _QUANTILES.values()
 }
 _ALONE, _TOKENS = Mark("back to back", BLUE, "█", "solid"), Mark("tokens", SKY, "▒", "columns")
@@ -63,15 +61,14 @@ _FAR = 3
 _DECADE = 10
 #: The maximum number of requests that are drawn as dots.
 _DOTS = 300
-#: The slowest request is mentioned if it took at least this many times as long as the median.
-_SLOW = 1.5
 #: The minimum extra time after a pause, as a fraction of the median, that is mentioned in a note.
 _WORTH_TELLING = 0.05
 #: If fewer requests were served than this fraction of the rate that the service times allow, the time between requests
 #: is reported.
 _HELD_UP = 0.9
-#: The number of requests needed to conclude that requests in a run took longer than alone.
-_FEWEST_UNLIKE = 10
+#: The number of requests needed to conclude that requests in a run took longer than alone, and the factor by which they
+#: must have taken longer.
+_FEWEST_UNLIKE, _UNLIKE = 10, 1.5
 #: The names of the runs in the cost table.
 _RUNS = {"closed": "back to back", "open": "at the requested rate", "highest": "at the highest rate"}
 
@@ -144,8 +141,8 @@ def _tail_words(times_ms: Floats) -> str:
 def _waiting(run: OpenRun) -> str:
     """Return a sentence about the requests lost to saturation, or about the proportion of latency spent waiting."""
     if run.saturated:
-        lost = f"{fmt.counted(run.lost, 'request')} that were due could not be served during the run."
-        return lost if run.lost else ""
+        lost = fmt.counted(run.lost, "request")
+        return f"{lost} that were due could not be served during the run." if run.lost else ""
     wait, late, service = (float(run.samples[name].mean()) for name in ("wait_ms", "late_ms", "service_ms"))
     return f"Waiting for earlier requests makes up {fmt.share((wait - late) / (wait + service))} of the mean latency."
 
@@ -198,9 +195,6 @@ def _sections(found: Latency, measured: Measured, load: LoadModel, asked: Highes
         }
         title = "Cost of 1,000 requests, in the currency of price_per_hour"
         yield Table.of(title, costs.rename(index=_RUNS).reset_index(), columns, noun="run")
-
-
-# Under load
 
 
 def _curve(curve: pd.DataFrame, asked: HighestRate | None) -> Series:
@@ -264,9 +258,6 @@ def _loads(curve: pd.DataFrame) -> Table:
     return Table.of("Latency by rate, computed from the service times", curve, columns, noun="rate")
 
 
-# One request, token by token
-
-
 def _token_by_token(found: Latency) -> Iterator[Section]:
     """Yield the tokens of the request with the median latency.
 
@@ -286,9 +277,6 @@ def _token_by_token(found: Latency) -> Iterator[Section]:
     where = "in the run at a rate" if len(opened) else "served back to back"
     yield Bars(f"The request with the median latency {where}, up to its last token", "ms", (Bar("", parts),))
     yield Strip("Arrival of its tokens", Axis("time since the request was due", "ms"), ((_TOKENS, came),))
-
-
-# Batches
 
 
 def _batched_at(measured: Measured, load: LoadModel) -> float:
@@ -336,15 +324,10 @@ def _sizes(sizes: pd.DataFrame) -> Table:
 def _settings(batching: Batching, rate: float) -> Table:
     """Return the p99 latency for each combination of largest batch (columns) and delay (rows)."""
     table = batching.grid(rate).pivot(index="delay_ms", columns="most", values="p99_ms")
-    rows = [
-        (float(str(delay)), *("overrun" if math.isinf(ms) else fmt.known(ms) for ms in row))
-        for delay, row in zip(table.index, table.to_numpy(dtype=float), strict=True)
-    ]
-    columns = (Column("maximum delay", "ms"), *(Column(f"at most {most}", "ms") for most in table.columns))
-    return Table(f"Simulated p99 of dynamic batchers at {_rate(rate)}", columns, rows, noun="delay")
-
-
-# Notes
+    table = table.astype(object).replace(math.inf, "overrun").rename(columns=str).reset_index()
+    columns = {name: Column(f"at most {name}", "ms") for name in table.columns}
+    columns["delay_ms"] = Column("maximum delay", "ms")
+    return Table.of(f"Simulated p99 of dynamic batchers at {_rate(rate)}", table, columns, noun="delay")
 
 
 def _notes(found: Latency, measured: Measured, load: LoadModel) -> Iterator[str]:
@@ -359,9 +342,6 @@ def _notes(found: Latency, measured: Measured, load: LoadModel) -> Iterator[str]
             f"busy for {fmt.duration(load.between_ms)}, due to perfnb's overhead and to waiting for Python's lock. "
             "Figures under load include this time."
         )
-    slow = found.slowest(1).iloc[0]
-    if slow["service_ms"] > _SLOW * usual:
-        yield f"The slowest was request {slow['request']:,}, which took {fmt.duration(slow['service_ms'])}."
     if len(first := found.first_calls):
         yield f"The first calls of each size are excluded as warm-up ({len(first):,})."
     if measured.closed["size"].value_counts().max() <= FIRST_CALLS:
@@ -396,11 +376,11 @@ def _notes(found: Latency, measured: Measured, load: LoadModel) -> Iterator[str]
 def _run_notes(run: OpenRun, usual_ms: float, pauses: pd.DataFrame) -> Iterator[str]:
     """Yield notes if the clock was late, or if requests took much longer than alone, even after pauses."""
     if run.late > 0.01 and not run.saturated:
-        much = f"{fmt.share(run.late)} of a service time"
-        yield f"The clock started requests up to {much} late, and these times include the delay."
+        late = fmt.share(run.late)
+        yield f"The clock started requests up to {late} of a service time late, and these times include the delay."
     extra, took = fmt.known(pauses["extra_ms"].max()), float(run.samples["service_ms"].median())
     expected = usual_ms + max(0.0, extra or 0.0)
-    if len(run.samples) >= _FEWEST_UNLIKE and took >= _SLOW * expected:
+    if len(run.samples) >= _FEWEST_UNLIKE and took >= _UNLIKE * expected:
         yield (
             f"Requests took {fmt.duration(took)} in this run (median), {fmt.significant(took / expected)} times as "
             "long as when they were measured alone, so figures computed from the latter are too low. The machine "
