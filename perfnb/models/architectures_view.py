@@ -25,7 +25,6 @@ from perfnb.draw.document import (
     Section,
     Table,
     Unit,
-    Value,
     Verdict,
 )
 from perfnb.draw.palette import Mark
@@ -69,16 +68,18 @@ def architectures_document(result: ArchitectureComparison) -> Document:
     """
     step = "training step" if result.training else "inference step, forward only"
     times = "once each" if result.rounds == 1 else f"{result.rounds:,} times each, interleaved"
-    timed = list(_known(result, _metrics(result)[0]))
-    ends = dict.fromkeys((*timed[:1], *timed[-1:]))  # the fastest and the slowest
+    timed = _known(result, _metrics(result)[0])
+    names = list(timed)
+    ends = result.table.loc[list(dict.fromkeys((names[0], names[-1])))]  # the fastest and the slowest
+    intervals = map(fmt.known_bounds, zip(ends["ci_low_ms"], ends["ci_high_ms"], strict=True))
     return Document(
         "architectures",
         ", ".join(map(_short, result.table.index)),
         result.device,
         _verdict(result, timed),
-        tuple(Figure(_short(name), (time := _time(result, name)).number, "ms", time.interval) for name in ends),
+        tuple(Figure(_short(name), timed[name], "ms", one) for name, one in zip(ends.index, intervals, strict=True)),
         (step, f"batch: {result.batch}", f"measured {times}"),
-        tuple(_sections(result, timed)),
+        tuple(_sections(result, names)),
         tuple(_notes(result)),
     )
 
@@ -86,23 +87,17 @@ def architectures_document(result: ArchitectureComparison) -> Document:
 def _known(result: ArchitectureComparison, metric: _Metric) -> dict[str, float]:
     """Return a metric's values, in ascending order, for the architectures where all of its parts are known."""
     sums = result.table[list(metric.parts)].sum(axis=1, skipna=False)
-    known = ((str(name), fmt.known(value)) for name, value in sums.sort_values(kind="stable").items())
-    return {name: value for name, value in known if value is not None}
+    return {str(name): float(value) for name, value in sums.dropna().sort_values(kind="stable").items()}
 
 
-def _time(result: ArchitectureComparison, name: str) -> Value:
-    row = result.table.loc[name]
-    return Value(fmt.known(row["median_ms"]), "ms", fmt.known_bounds((row["ci_low_ms"], row["ci_high_ms"])))
-
-
-def _verdict(result: ArchitectureComparison, timed: Sequence[str]) -> Verdict:
+def _verdict(result: ArchitectureComparison, timed: Mapping[str, float]) -> Verdict:
     """Describe which architecture is fastest, by how much, and where the slowest one spends its time."""
     step = "training step" if result.training else "inference step"
-    fastest, slowest, short = timed[0], timed[-1], [_short(name) for name in timed]
-    took = f"{fmt.duration(_time(result, fastest).number)} per {step}"
-    if fastest == slowest:
+    (fastest, *others), short = timed, [_short(name) for name in timed]
+    took = f"{fmt.duration(timed[fastest])} per {step}"
+    if not others:
         return Verdict("none", f"{short[0]} takes {took}")
-    pairs = [_against(result, fastest, name) for name in timed[1:]]
+    pairs = [_against(result, fastest, name) for name in others]
     if not _differs(pairs[-1]):
         if all(pair.verdict == "same" for pair in pairs):
             within = fmt.share(result.equal_within)
@@ -113,7 +108,7 @@ def _verdict(result: ArchitectureComparison, timed: Sequence[str]) -> Verdict:
     if alike:
         first = f"{_listed([short[0], *alike])} are the fastest at {took}, with no detectable difference"
     effect = fmt.with_interval(fmt.ratio(pairs[-1].ratio), pairs[-1].ratio, pairs[-1].interval)
-    return Verdict("none", f"{first}; {short[-1]} takes {effect} as long", _why(result, fastest, slowest))
+    return Verdict("none", f"{first}; {short[-1]} takes {effect} as long", _why(result, fastest, others[-1]))
 
 
 def _short(name: str) -> str:
@@ -197,19 +192,15 @@ def _option(result: ArchitectureComparison, metric: _Metric) -> Iterator[Section
             title = f"Where a step's time goes, by {word}"
             yield Bars(title, "ms", tuple(_stacks(values, part_times(result, by))))
     else:
-        table = result.table[list(metric.parts)].astype("Float64").fillna(0.0)
         whole = Mark(metric.title, palette.SLATE, "█", "solid")
-        parts = [
-            (_PASSES.get(part, whole), {str(name): float(value) for name, value in table[part].items()})
-            for part in metric.parts
-        ]
+        parts = [(_PASSES.get(part, whole), result.table[part].to_dict()) for part in metric.parts]
         yield Bars(metric.title, metric.unit, tuple(_stacks(values, parts)))
     if others:
         counted = [Effect(name, values[name] / values[least]) for name in others if values[least] > 0]
         rows = [_against(result, least, name) for name in others] if timed else counted
         title, within = f"{metric.title} against {_short(least)}", result.equal_within if timed else None
         yield Effects(title, tuple(rows), within, head="architecture")
-    yield from _layers(result, metric, list(values))
+    yield from _layers(result, metric, values)
 
 
 def _stacks(totals: Mapping[str, float], parts: Sequence[tuple[Mark, Mapping[str, float]]]) -> Iterator[Bar]:
@@ -218,11 +209,11 @@ def _stacks(totals: Mapping[str, float], parts: Sequence[tuple[Mark, Mapping[str
             yield Bar(name, held, total)
 
 
-def _layers(result: ArchitectureComparison, metric: _Metric, names: Sequence[str]) -> Iterator[Table]:
+def _layers(result: ArchitectureComparison, metric: _Metric, totals: Mapping[str, float]) -> Iterator[Table]:
     """Yield the layers of all architectures in a single tree, so that they share one scale."""
     columns = list(metric.layer_parts)
     frames, parents, full = list[pd.DataFrame](), list[int](), list[str]()
-    for name in names:
+    for name, total in totals.items():
         if (layers := result.layers.get(name)) is None or layers[columns].isna().all(axis=None):
             continue
         modules, special = split_layers(layers)
@@ -230,7 +221,7 @@ def _layers(result: ArchitectureComparison, metric: _Metric, names: Sequence[str
         frame = pd.concat([modules, special])
         values = frame[columns].astype("Float64").sum(axis=1, min_count=1)
         if metric.unit == "ms":  # shares of a traced step, applied to the timed step
-            values = values * (_time(result, name).number or np.nan)
+            values *= total
         named = labels if above.count(-1) > 1 else [name, *labels[1:]]  # here, a model is identified by its name
         labels = [*named, *(f"{name} {row}" for row in special.index)]
         kinds = frame["kind"].astype(object).map(palette.KINDS)
