@@ -5,22 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from perfnb.attribution.attribution import Attribution, is_derived, layer_of_spans, owner_names
 from perfnb.attribution.blocks import Host, Kind
-from perfnb.recording.nesting import (
-    NONE,
-    Bools,
-    Floats,
-    Ints,
-    children_sums,
-    forest_of,
-    innermost,
-    outermost,
-    subtree_sums,
-)
+from perfnb.recording.nesting import NONE, Bools, Floats, Ints, forest_of, innermost, outermost, subtree_sums
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import ACCUMULATION_ROW, PHASES, SPECIAL_ROWS, UNATTRIBUTED_ROW, conform
 from perfnb.recording.text import TEXT, is_one_of
@@ -107,7 +96,7 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     began = forward & ~blocks["continued"].to_numpy() & ~pieces
     losses = _loss_calls(recording, attribution)
     calls = np.bincount(layer[began], minlength=len(modules)) + losses
-    own = {name: _by_layer(layer[is_span], values[is_span], len(modules)) for name, values in per_span.items()}
+    own = {name: _summed(layer[is_span], values[is_span], len(modules)) for name, values in per_span.items()}
     # Shares are undefined if there is no time, and figures per step are undefined if there are no steps.
     steps, whole = attribution.steps or np.nan, float(cells["corrected_ns"].sum()) or np.nan
     ms, on_gpu = 1e6 * steps, bool(cells["kernels"].sum())
@@ -137,7 +126,7 @@ def sums_by_layer(recording: Recording, attribution: Attribution, per_span: Mapp
     layer = layer_of_spans(recording, attribution.host)
     with_children = {name: subtree_sums(attribution.spans, values) for name, values in per_span.items()}
     counted = (layer != NONE) & ~_inside_same(layer, attribution.spans.parent)  # recursive calls count once
-    sums = {name: _by_layer(layer[counted], values[counted], len(modules)) for name, values in with_children.items()}
+    sums = {name: _summed(layer[counted], values[counted], len(modules)) for name, values in with_children.items()}
     called = np.isin(np.arange(len(modules)), layer)
     for container, spans in _uncalled(attribution, layer, parent, called).items():
         for name, values in with_children.items():
@@ -182,13 +171,13 @@ def _per_span(attribution: Attribution) -> dict[str, Floats]:
     parts = {name: (cells[cells["direction"] == name], "ns") for name in DIRECTIONS}
     parts |= {name: (cells, column) for name, column in _COLUMNS.items()}
     return {
-        name: _by_layer(part["span"].to_numpy(), part[column].to_numpy(dtype=float), len(attribution.cells))
+        name: _summed(part["span"].to_numpy(), part[column].to_numpy(dtype=float), len(attribution.cells))
         for name, (part, column) in parts.items()
     }
 
 
-def _by_layer(layer: Ints, values: Floats, length: int) -> Floats:
-    return np.bincount(layer, weights=values, minlength=length).astype(np.float64)
+def _summed(places: Ints, values: Floats, length: int) -> Floats:
+    return np.bincount(places, weights=values, minlength=length).astype(np.float64)
 
 
 def _uncalled(attribution: Attribution, layer: Ints, parent: Ints, called: Bools) -> dict[int, list[int]]:
@@ -253,11 +242,11 @@ def op_times(recording: Recording, host: Host) -> pd.DataFrame:
     events, rows, is_op = recording.events, host.rows, host.is_op
     duration = host.ends - host.starts
     above = innermost(host.calls, is_op)
-    inner = children_sums(np.where(is_op, above, NONE), duration.astype(float))
+    nested = is_op & (above != NONE)
+    inner = _summed(above[nested], duration[nested].astype(float), len(rows))
     device_ns = _device_time(events, rows)
     launcher = np.where(is_op, np.arange(len(rows)), above)
     counted = (device_ns > 0) & (launcher != NONE)
-    gpu_ns = np.bincount(launcher[counted], weights=device_ns[counted], minlength=len(rows))
     name = events["name"].cat.codes.to_numpy().astype(np.int64)[rows]
     calls = pd.DataFrame(
         {
@@ -265,7 +254,7 @@ def op_times(recording: Recording, host: Host) -> pd.DataFrame:
             "block": host.block,
             "self_ns": np.maximum(duration - inner, 0),
             "total_ns": np.where(_inside_same(name, above), 0, duration),
-            "gpu_ns": gpu_ns,
+            "gpu_ns": _summed(launcher[counted], device_ns[counted], len(rows)),
         }
     )
     # A live trace may contain work from other threads. A loaded trace has already been cut to its steps.
@@ -322,7 +311,7 @@ def _inside_same(name: Ints, above: Ints) -> Bools:
     return result
 
 
-def _device_time(events: pd.DataFrame, rows: Ints) -> npt.NDArray[np.float64]:
+def _device_time(events: pd.DataFrame, rows: Ints) -> Floats:
     """Return the GPU time that each of these host events launched, using correlation ids."""
     correlation = events["correlation"].to_numpy()
     device = is_one_of(events["category"], DEVICE_WORK) & (correlation != NONE)
