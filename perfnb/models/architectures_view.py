@@ -19,7 +19,6 @@ from perfnb.draw.document import (
     Effect,
     Effects,
     Figure,
-    Interval,
     Nesting,
     Part,
     Section,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from perfnb.models.architectures import ArchitectureComparison
 
 _PASSES = {"forward_flops": palette.mark("forward"), "backward_flops": palette.mark("backward")}
+_DIFFERENT = ("faster", "slower")
 #: Maximum length of a name in a sentence or above a figure.
 _NAME = 60
 
@@ -98,12 +98,12 @@ def _verdict(result: ArchitectureComparison, timed: Mapping[str, float]) -> Verd
     if not others:
         return Verdict("none", f"{short[0]} takes {took}")
     pairs = [_against(result, fastest, name) for name in others]
-    if not _differs(pairs[-1]):
+    if pairs[-1].verdict not in _DIFFERENT:
         if all(pair.verdict == "same" for pair in pairs):
             within = fmt.share(result.equal_within)
             return Verdict("none", f"{_listed(short)} take the same time within {within}, {took}")
         return Verdict("open", f"No difference in time is detectable between {_listed(short)}, about {took}")
-    alike = [name for name, pair in zip(short[1:], pairs, strict=True) if not _differs(pair)]
+    alike = [name for name, pair in zip(short[1:], pairs, strict=True) if pair.verdict not in _DIFFERENT]
     first = f"{short[0]} is the fastest at {took}"
     if alike:
         first = f"{_listed([short[0], *alike])} are the fastest at {took}, with no detectable difference"
@@ -122,31 +122,15 @@ def _listed(names: Sequence[str]) -> str:
 def _against(result: ArchitectureComparison, baseline: str, name: str) -> Effect:
     """Return how an architecture's time compares with the baseline's, regardless of the order of the pair."""
     row = result.ratios[result.ratios[["a", "b"]].isin([baseline, name]).all(axis=1)].iloc[0]
-    ratio, bounds, verdict = fmt.known(row["ratio"]), fmt.known_bounds((row["ci_low"], row["ci_high"])), row["verdict"]
-    if ratio is None:
-        return Effect(name, None, verdict="not measured")
+    ratio, bounds, verdict = float(row["ratio"]), fmt.known_bounds((row["ci_low"], row["ci_high"])), row["verdict"]
     if row["a"] == name:
         ratio, bounds = 1 / ratio, bounds and (1 / bounds[1], 1 / bounds[0])
         verdict = {"faster": "slower", "slower": "faster"}.get(verdict, verdict)
-    return Effect(name, ratio, bounds, verdict, _reservation(ratio, bounds, verdict))
-
-
-def _reservation(ratio: float, bounds: Interval | None, verdict: str) -> str:
-    if bounds is None:
-        return "There are too few measurements for an interval."
-    if verdict != "inconclusive":
-        return ""
-    if not bounds[0] <= 1 <= bounds[1]:
-        return f"Likely {'slower' if ratio > 1 else 'faster'}, but not significant after correction for all pairs."
+    if verdict != "inconclusive" or bounds is None:
+        return Effect(name, ratio, bounds, verdict)
     largest = fmt.share(max(abs(end - 1) for end in bounds))
-    return f"No difference is detectable, but one of up to {largest} is possible."
-
-
-def _differs(pair: Effect) -> bool:
-    """Return whether two times differ according to the verdict, or at least according to the interval."""
-    if pair.verdict == "inconclusive" and pair.interval is not None:
-        return not pair.interval[0] <= 1 <= pair.interval[1]
-    return pair.verdict in ("faster", "slower")
+    detail = f"No difference is detectable, but one of up to {largest} is possible."
+    return Effect(name, ratio, bounds, verdict, detail)
 
 
 def _why(result: ArchitectureComparison, fastest: str, slowest: str) -> str:
