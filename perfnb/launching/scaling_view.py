@@ -47,12 +47,7 @@ def rank_scaling_document(study: RankScaling) -> Document:
             f"each job ran {runs}, with {threads} for each rank, on {fmt.counted(study.cores, 'core')}",
         ),
         sections=tuple(_sections(study)),
-        notes=(
-            "Speed-up and efficiency are relative to one rank with the same code and number of threads. Nothing is "
-            "extrapolated.",
-            "Losses are computed by applying the shares in the traced steps to the timed steps.",
-            *study.notes,
-        ),
+        notes=("Losses are computed by applying the shares in the traced steps to the timed steps.", *study.notes),
     )
 
 
