@@ -31,7 +31,7 @@ def comparison_document(rounds: BackendRounds, table: pd.DataFrame, count: int) 
         ("median_ms", "ci_low_ms", "ci_high_ms"): Column("latency", "ms"),
         "decision": Column("decision"),
         "values": Column("outputs", priority=1),
-        "error": Column("error", "number", priority=3),
+        "error": Column("error", "number", 3, help="Distance from the model's float64 outputs, relative to their size"),
         "size_bytes": Column("on disk", "bytes", priority=2),
         "peak_memory_bytes": Column("peak memory", "bytes", priority=2),
         "setup_ms": Column("set-up", "ms", priority=3),
@@ -49,7 +49,7 @@ def comparison_document(rounds: BackendRounds, table: pd.DataFrame, count: int) 
             f"{fmt.counted(count, 'round')}; in each round, every backend served the example once, in random order",
         ),
         sections=sections,
-        notes=tuple(_notes(rounds, table)),
+        notes=tuple(_notes(rounds)),
     )
 
 
@@ -68,15 +68,10 @@ def _verdict(table: pd.DataFrame) -> Verdict:
     return Verdict("good", f"Use {accepted.index[0]}: {fmt.duration(best['median_ms'])} per call, {less}: {effect}")
 
 
-def _notes(rounds: BackendRounds, table: pd.DataFrame) -> Iterator[str]:
+def _notes(rounds: BackendRounds) -> Iterator[str]:
     own = rounds.trials[0].values
     if own.verdict == UNCHECKED and own.why:
         yield f"Outputs were not checked: {own.why}."
-    elif table["error"].notna().any():
-        yield "The outputs' error is their distance from the model's float64 outputs, relative to their size."
-    unsettled = table[(table["decision"] == "inconclusive") & (table["verdict"] == "faster")]
-    if len(unsettled):
-        yield f"Faster, but not yet accepted: {' and '.join(map(str, unsettled.index))}."
     if rounds.steady is False:
         yield "Not all backends had reached steady state when the warm-up ended."
     yield from noise_sentences(rounds.noise)
