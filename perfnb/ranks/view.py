@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from perfnb import quantities as fmt
 from perfnb.draw import palette
@@ -15,8 +15,8 @@ from perfnb.ranks.findings import listed
 from perfnb.ranks.lanes_view import lanes_picture
 from perfnb.ranks.summary import RanksSummary
 
-#: The maximum numbers of ranks and steps in pictures, and of findings in the table.
-_MOST, _MOST_STEPS, _MOST_FINDINGS = 64, 60, 4
+#: The maximum numbers of ranks and steps in pictures.
+_MOST, _MOST_STEPS = 64, 60
 #: A note is added if the durations of traced and timed steps differ by more than this factor.
 _UNLIKE = 1.5
 _COLUMNS = {
@@ -118,10 +118,7 @@ def _sections(summary: RanksSummary, findings: Findings) -> Iterator[Section]:
     if summary.lanes is not None:
         yield lanes_picture(summary.lanes)
     if len(findings.table) > (findings.verdict.finding is not None):  # the verdict covers a single finding
-        count = len(findings.table)
-        of = f" ({_MOST_FINDINGS} of {count}; .findings contains all of them)" if count > _MOST_FINDINGS else ""
-        cards = finding_cards(findings, f"What each finding costs at most per step{of}")
-        yield replace(cards, cards=cards.cards[:_MOST_FINDINGS])
+        yield finding_cards(findings, "What each finding costs at most per step")
     yield _table(summary)
 
 
