@@ -23,11 +23,8 @@ def phase_table(attribution: Attribution) -> pd.DataFrame:
     """
     sums = attribution.cells.groupby("phase", observed=False)[["ns", "corrected_ns"]].sum()
     sums = sums.reindex(list(PHASES), fill_value=0)
-    whole = sums["corrected_ns"].sum()
-    table = pd.DataFrame(
-        {"ms": sums["ns"] / 1e6 / attribution.steps, "share": sums["corrected_ns"] / whole if whole else float("nan")}
-    )
-    return conform(table, "phases")
+    share = sums["corrected_ns"] / (sums["corrected_ns"].sum() or np.nan)
+    return conform(pd.DataFrame({"ms": sums["ns"] / 1e6 / attribution.steps, "share": share}), "phases")
 
 
 def phase_stretches(attribution: Attribution, begin: int, end: int) -> list[tuple[str, int, int]]:

@@ -17,10 +17,7 @@ _MOST, _MOST_LINES = 64, 40
 _WIDTH, _LEFT, _LOW, _HIGH = 900, 46, 11, 26
 #: The maximum height of all lanes, unless they have their minimum height.
 _ALL = 640
-_LINES = (
-    "Each line joins the arrivals of the ranks at a collective, and its dot marks the last arrival. The rank that is "
-    "farthest to the left waited longest."
-)
+_LINES = "Each line joins the arrivals of the ranks at a collective, and its dot marks the last arrival."
 
 
 def lanes_picture(lanes: StepLanes) -> Picture:

@@ -99,8 +99,8 @@ def _sections(roofline: RooflineLevels) -> Iterator[Section]:
         selects="roofline",
     )
     if len(layers):
-        yield _table("Layers", layers, MOST_LAYERS, Budget(8, 15), "layer", "roofline")
-    yield _table("Ops", ops, MOST_OPS, Budget(4, 8), "op", "" if len(layers) else "roofline")
+        yield _table(layers, MOST_LAYERS, Budget(8, 15), "layer", "roofline")
+    yield _table(ops, MOST_OPS, Budget(4, 8), "op", "" if len(layers) else "roofline")
     columns = {
         "op": Column("op"),
         "calls": Column("calls", "count"),
@@ -128,7 +128,7 @@ def _roofs(roofline: RooflineLevels, across: list[float]) -> Iterator[tuple[Mark
 _SHOWN = {"layer": (("layers", "Show in the layers"),), "op": (("ops", "Show in the ops"),)}
 
 
-def _table(title: str, points: pd.DataFrame, most: int, budget: Budget, noun: str, key: str = "") -> Table:
+def _table(points: pd.DataFrame, most: int, budget: Budget, noun: str, key: str = "") -> Table:
     columns = {
         "name": Column(noun),
         "bound": Column("bound", help="The limit: arithmetic to the right of the ridge, memory bandwidth to the left"),
@@ -142,11 +142,10 @@ def _table(title: str, points: pd.DataFrame, most: int, budget: Budget, noun: st
         "efficiency": Column("of the roof", "share", bar=True, help="Achieved over attainable FLOP/s"),
     }
     shown, left = points.head(most), max(0, len(points) - most)
-    more = f"; {left:,} shorter ones are not listed" if left else ""
+    title = f"{noun.capitalize()}s by time" + (f"; {left:,} shorter ones are not listed" if left else "")
     marks = {bound: replace(mark, word=bound) for bound, mark in _BOUNDS.items() if bound}
     shown = shown.assign(bound=shown["bound"].astype(object).map(marks).fillna(""))
-    named = f"{title} by time{more}"
-    return Table.of(named, shown, columns, budget=budget, noun=noun, selects=_SHOWN[noun], key=key)
+    return Table.of(title, shown, columns, budget=budget, noun=noun, selects=_SHOWN[noun], key=key)
 
 
 def _notes(roofline: RooflineLevels) -> Iterator[str]:
