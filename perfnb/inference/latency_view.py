@@ -274,8 +274,7 @@ def _token_by_token(found: Latency) -> Iterator[Section]:
     wait = max(0.0, float(request["latency_ms"] - request["service_ms"]))
     sizes = {"wait": wait, "prefill": came[0] - wait, "decode": came[-1] - came[0]}
     parts = tuple(Part(REQUEST[name], ms) for name, ms in sizes.items() if ms > 0)
-    where = "in the run at a rate" if len(opened) else "served back to back"
-    yield Bars(f"The request with the median latency {where}, up to its last token", "ms", (Bar("", parts),))
+    yield Bars("The request with the median latency, up to its last token", "ms", (Bar("", parts),))
     yield Strip("Arrival of its tokens", Axis("time since the request was due", "ms"), ((_TOKENS, came),))
 
 

@@ -135,10 +135,7 @@ def _against(result: ArchitectureComparison, baseline: str, name: str) -> Effect
 
 def _why(result: ArchitectureComparison, fastest: str, slowest: str) -> str:
     """Describe where the slowest architecture spends more time than the fastest."""
-    parts = part_times(result, "kind")
-    more = [(times[slowest] - times[fastest], mark.word) for mark, times in parts if {fastest, slowest} <= set(times)]
-    if not more:
-        return ""
+    more = [(times[slowest] - times[fastest], mark.word) for mark, times in part_times(result, "kind")]
     changes = ", ".join(
         f"{word} {'−' if ms < 0 else '+'}{fmt.duration(abs(ms))}" for ms, word in sorted(more, reverse=True) if ms
     )

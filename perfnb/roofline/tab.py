@@ -71,9 +71,9 @@ def roofline_verdict(roofline: RooflineLevels) -> Verdict:
 
 
 def _figures(roofline: RooflineLevels) -> Iterator[Figure]:
-    peak = f"of the measured {roofline.dtype} peak" if roofline.dtype else "of the measured peak"
     if roofline.utilisation is not None:
-        yield Figure("utilisation", roofline.utilisation, "share", basis=f"{peak}, over a timed step")
+        basis = f"of the measured {roofline.dtype} peak, over a timed step"
+        yield Figure("utilisation", roofline.utilisation, "share", basis=basis)
     yield Figure("arithmetic per step", roofline.flops, "flops", basis="counted from formulas")
     for dtype, rate in roofline.peaks.items():
         reached = "reached by this step" if dtype in roofline.refuted else "measured with large products"
