@@ -326,7 +326,9 @@ def _settings(batching: Batching, rate: float) -> Table:
     table = table.astype(object).replace(math.inf, "overrun").rename(columns=str).reset_index()
     columns = {name: Column(f"at most {name}", "ms") for name in table.columns}
     columns["delay_ms"] = Column("maximum delay", "ms")
-    return Table.of(f"Simulated p99 of dynamic batchers at {_rate(rate)}", table, columns, noun="delay")
+    best = batching.best(rate)
+    chosen = "" if best is None else f"; best: {_setting(best)}"
+    return Table.of(f"Simulated p99 of dynamic batchers at {_rate(rate)}{chosen}", table, columns, noun="delay")
 
 
 def _notes(found: Latency, measured: Measured, load: LoadModel) -> Iterator[str]:

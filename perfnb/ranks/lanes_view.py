@@ -51,7 +51,8 @@ def _lanes_html(lanes: StepLanes, title: str) -> str:
     for (rank, part), rows in lanes.lanes[lanes.lanes["rank"].isin(ranks)].groupby(["rank", "part"], sort=False):
         boxes = zip(rows["start_ms"], rows["end_ms"], strict=True)
         path = "".join(svg.box(_LEFT + a * scale, top[rank] + 1, (b - a) * scale, high - 2) for a, b in boxes)
-        drawn.append(f'<path d="{path}" fill="{_mark(part).colour}">{_on_hover(_mark(part).word)}</path>')
+        mark = _mark(part)
+        drawn.append(f'<path d="{path}" fill="{mark.colour}"><title>{escape.html(mark.word)}</title></path>')
     arrivals = lanes.arrivals[lanes.arrivals["rank"].isin(ranks)].sort_values("rank")
     longest = arrivals.groupby("place")["waiting_ms"].max().nlargest(_MOST_LINES)
     for place, waited in longest.items():
@@ -60,17 +61,13 @@ def _lanes_html(lanes: StepLanes, title: str) -> str:
         path = "L".join(f"{a:.1f} {b:.1f}" for a, b in zip(x, y, strict=True))
         last = int(rows["at_ms"].to_numpy().argmax())
         arrived = f"{rows['kind'].iloc[last]}: rank {rows['rank'].iloc[last]} arrived last"
-        words = _on_hover(f"{arrived}, {fmt.duration(waited)} after the first")
-        drawn.append(f'<path d="M{path}" fill="none" stroke="currentColor">{words}</path>')
+        words = escape.html(f"{arrived}, {fmt.duration(waited)} after the first")
+        drawn.append(f'<path d="M{path}" fill="none" stroke="currentColor"><title>{words}</title></path>')
         drawn.append(f'<circle cx="{x.iloc[last]:.1f}" cy="{y.iloc[last]:.1f}" r="2.5" fill="currentColor"/>')
     keys = " &nbsp; ".join(f"{tables.key(mark)}&nbsp;{escape.html(mark.word)}" for mark in _marks(lanes))
     said = escape.html_sentence(f"{_longest(lanes)} {_LINES}") if len(longest) else ""
     picture = svg.picture(drawn, _WIDTH, high * len(ranks), title)
     return f'{picture}<p>{keys}</p><p class="pf-small">{said}</p>'
-
-
-def _on_hover(words: str) -> str:
-    return f"<title>{escape.html(words)}</title>"
 
 
 def _longest(lanes: StepLanes) -> str:
