@@ -323,7 +323,7 @@ def _sizes(sizes: pd.DataFrame) -> Table:
 def _settings(batching: Batching, rate: float) -> Table:
     """Return the p99 latency for each combination of largest batch (columns) and delay (rows)."""
     table = batching.grid(rate).pivot(index="delay_ms", columns="most", values="p99_ms")
-    table = table.astype(object).replace(math.inf, "overrun").rename(columns=str).reset_index()
+    table = table.map(lambda ms: "overrun" if math.isinf(ms) else ms).rename(columns=str).reset_index()
     columns = {name: Column(f"at most {name}", "ms") for name in table.columns}
     columns["delay_ms"] = Column("maximum delay", "ms")
     best = batching.best(rate)
