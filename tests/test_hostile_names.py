@@ -39,7 +39,13 @@ def named(name: str) -> nn.Module:
 def test_the_repr_of_a_comparison_of_architectures_shows_names_and_does_nothing() -> None:
     figures = architecture_samples.hostile()
     names = {name: NAME + name for name in figures.table.index}
-    figures = replace(figures, table=figures.table.rename(index=names))
+    figures = replace(
+        figures,
+        table=figures.table.rename(index=names),
+        ratios=figures.ratios.replace({"a": names, "b": names}),
+        shares=figures.shares.replace({"name": names}),
+        layers={names[name]: layers for name, layers in figures.layers.items()},
+    )
     text = repr(figures)
 
     assert r"e\x1b[31mvil\u202e" in text

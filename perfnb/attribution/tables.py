@@ -5,22 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from perfnb.attribution.attribution import Attribution, is_derived, layer_of_spans, owner_names
 from perfnb.attribution.blocks import Host, Kind
-from perfnb.recording.nesting import (
-    NONE,
-    Bools,
-    Floats,
-    Ints,
-    children_sums,
-    forest_of,
-    innermost,
-    outermost,
-    subtree_sums,
-)
+from perfnb.recording.nesting import NONE, Bools, Floats, Ints, forest_of, innermost, outermost, subtree_sums
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import ACCUMULATION_ROW, PHASES, SPECIAL_ROWS, UNATTRIBUTED_ROW, conform
 from perfnb.recording.text import TEXT, is_one_of
@@ -34,11 +23,8 @@ def phase_table(attribution: Attribution) -> pd.DataFrame:
     """
     sums = attribution.cells.groupby("phase", observed=False)[["ns", "corrected_ns"]].sum()
     sums = sums.reindex(list(PHASES), fill_value=0)
-    whole = sums["corrected_ns"].sum()
-    table = pd.DataFrame(
-        {"ms": sums["ns"] / 1e6 / attribution.steps, "share": sums["corrected_ns"] / whole if whole else float("nan")}
-    )
-    return conform(table, "phases")
+    share = sums["corrected_ns"] / (sums["corrected_ns"].sum() or np.nan)
+    return conform(pd.DataFrame({"ms": sums["ns"] / 1e6 / attribution.steps, "share": share}), "phases")
 
 
 def phase_stretches(attribution: Attribution, begin: int, end: int) -> list[tuple[str, int, int]]:
@@ -107,34 +93,26 @@ def layer_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     began = forward & ~blocks["continued"].to_numpy() & ~pieces
     losses = _loss_calls(recording, attribution)
     calls = np.bincount(layer[began], minlength=len(modules)) + losses
-    own = {name: _by_layer(layer[is_span], values[is_span], len(modules)) for name, values in per_span.items()}
+    own = {name: _summed(layer[is_span], values[is_span], len(modules)) for name, values in per_span.items()}
     # Shares are undefined if there is no time, and figures per step are undefined if there are no steps.
     steps, whole = attribution.steps or np.nan, float(cells["corrected_ns"].sum()) or np.nan
-    on_gpu = bool(cells["kernels"].sum())
-    table = pd.DataFrame(
-        {
-            "module": modules["module"].to_numpy(),
-            "depth": modules["depth"].to_numpy(),
-            "calls": calls / steps,
-            **{f"{name}_ms": sums[name] / 1e6 / steps for name in DIRECTIONS},
-            "total_ms": sum(sums[name] for name in DIRECTIONS) / 1e6 / steps,
-            "self_ms": own["own"] / 1e6 / steps,
-            **{f"self_{name}_ms": own[name] / 1e6 / steps for name in ("forward", "backward")},
-            "share": sums["corrected"] / whole,
-            "self_share": own["corrected"] / whole,
-            "parameters": modules["parameters"].to_numpy(),
-            "parameter_bytes": modules["parameter_bytes"].to_numpy(),
-            "ops": sums["ops"] / steps,
-        },
-        index=pd.Index(modules["name"], dtype=TEXT),
+    ms, on_gpu = 1e6 * steps, bool(cells["kernels"].sum())
+    table = modules[list(_KNOWN_WITHOUT_SPANS)].assign(
+        calls=calls / steps,
+        **{f"{name}_ms": sums[name] / ms for name in DIRECTIONS},
+        total_ms=sum(sums[name] for name in DIRECTIONS) / ms,
+        self_ms=own["own"] / ms,
+        **{f"self_{name}_ms": own[name] / ms for name in ("forward", "backward")},
+        share=sums["corrected"] / whole,
+        self_share=own["corrected"] / whole,
+        ops=sums["ops"] / steps,
     )
     if on_gpu:
-        gpu = {"gpu_ms": sums["gpu"] / 1e6 / steps, "self_gpu_ms": own["gpu"] / 1e6 / steps}
-        table = table.assign(kernels=sums["kernels"] / steps, **gpu)
-    hidden = _hidden(recording, layer, table["total_ms"].to_numpy())
-    table.loc[hidden, [name for name in table.columns if name not in _KNOWN_WITHOUT_SPANS]] = pd.NA
-    only_loss = _only_loss(recording, layer, losses)
-    table.loc[only_loss, [name for name in table.columns if name not in (*_KNOWN_WITHOUT_SPANS, "calls")]] = pd.NA
+        table = table.assign(kernels=sums["kernels"] / steps, gpu_ms=sums["gpu"] / ms, self_gpu_ms=own["gpu"] / ms)
+    measured = table.columns.drop(list(_KNOWN_WITHOUT_SPANS))
+    table.loc[_hidden(recording, layer, table["total_ms"].to_numpy()), measured] = pd.NA
+    table.loc[_only_loss(recording, layer, losses), measured.drop("calls")] = pd.NA
+    table.index = pd.Index(modules["name"], dtype=TEXT)
     return pd.concat([conform(table, "layers"), conform(_special_rows(attribution, whole, on_gpu), "layers")])
 
 
@@ -145,7 +123,7 @@ def sums_by_layer(recording: Recording, attribution: Attribution, per_span: Mapp
     layer = layer_of_spans(recording, attribution.host)
     with_children = {name: subtree_sums(attribution.spans, values) for name, values in per_span.items()}
     counted = (layer != NONE) & ~_inside_same(layer, attribution.spans.parent)  # recursive calls count once
-    sums = {name: _by_layer(layer[counted], values[counted], len(modules)) for name, values in with_children.items()}
+    sums = {name: _summed(layer[counted], values[counted], len(modules)) for name, values in with_children.items()}
     called = np.isin(np.arange(len(modules)), layer)
     for container, spans in _uncalled(attribution, layer, parent, called).items():
         for name, values in with_children.items():
@@ -190,13 +168,13 @@ def _per_span(attribution: Attribution) -> dict[str, Floats]:
     parts = {name: (cells[cells["direction"] == name], "ns") for name in DIRECTIONS}
     parts |= {name: (cells, column) for name, column in _COLUMNS.items()}
     return {
-        name: _by_layer(part["span"].to_numpy(), part[column].to_numpy(dtype=float), len(attribution.cells))
+        name: _summed(part["span"].to_numpy(), part[column].to_numpy(dtype=float), len(attribution.cells))
         for name, (part, column) in parts.items()
     }
 
 
-def _by_layer(layer: Ints, values: Floats, length: int) -> Floats:
-    return np.bincount(layer, weights=values, minlength=length).astype(np.float64)
+def _summed(places: Ints, values: Floats, length: int) -> Floats:
+    return np.bincount(places, weights=values, minlength=length).astype(np.float64)
 
 
 def _uncalled(attribution: Attribution, layer: Ints, parent: Ints, called: Bools) -> dict[int, list[int]]:
@@ -217,34 +195,25 @@ def _uncalled(attribution: Attribution, layer: Ints, parent: Ints, called: Bools
 
 def _special_rows(attribution: Attribution, whole: float, on_gpu: bool) -> pd.DataFrame:
     """Return rows for the time that does not belong to any layer. Rows without time are left out."""
-    cells = attribution.cells[attribution.cells["special"] != ""]
+    cells, steps = attribution.cells[attribution.cells["special"] != ""], attribution.steps or np.nan
+    ms = 1e6 * steps
     sums = cells.groupby("special")[["ns", "corrected_ns", "ops", "kernels", "gpu_ns"]].sum()
-    forward = cells[cells["phase"] == "forward"].groupby("special")["ns"].sum()
     sums = sums.reindex([row for row in SPECIAL_ROWS if row in sums.index and sums["ns"][row] > 0])
-    steps = attribution.steps or np.nan
-    total = sums["ns"] / 1e6 / steps
-    in_forward = forward.reindex(sums.index, fill_value=0) / 1e6 / steps
-    share = sums["corrected_ns"] / whole
-    # Only unattributed time can be in forward. All other rows only have time in backward.
-    anywhere = sums.index == UNATTRIBUTED_ROW
+    forward = cells[cells["phase"] == "forward"].groupby("special")["ns"].sum().reindex(sums.index, fill_value=0) / ms
     rows = pd.DataFrame(
         {
-            "depth": 0,
-            "forward_ms": in_forward.where(anywhere),
-            "backward_ms": total - in_forward,
-            "recompute_ms": pd.NA,
-            "total_ms": total,
-            "self_ms": total,
-            "self_forward_ms": in_forward.where(anywhere),
-            "self_backward_ms": total - in_forward,
-            "share": share,
-            "self_share": share,
-            "ops": sums["ops"] / steps,
-        },
-        index=sums.index,
+            # Only unattributed time can be in forward. All other rows only have time in backward.
+            "forward_ms": forward.where(sums.index == UNATTRIBUTED_ROW),
+            "backward_ms": sums["ns"] / ms - forward,
+            "ms": sums["ns"] / ms,
+            "share": sums["corrected_ns"] / whole,
+        }
     )
-    gpu = sums["gpu_ns"] / 1e6 / steps
-    return rows.assign(kernels=sums["kernels"] / steps, gpu_ms=gpu, self_gpu_ms=gpu) if on_gpu else rows
+    rows = (
+        rows.add_prefix("self_").join(rows.rename(columns={"ms": "total_ms"})).assign(depth=0, ops=sums["ops"] / steps)
+    )
+    gpu_ms = sums["gpu_ns"] / ms
+    return rows.assign(kernels=sums["kernels"] / steps, gpu_ms=gpu_ms, self_gpu_ms=gpu_ms) if on_gpu else rows
 
 
 def op_calls(recording: Recording, attribution: Attribution, times: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -270,11 +239,11 @@ def op_times(recording: Recording, host: Host) -> pd.DataFrame:
     events, rows, is_op = recording.events, host.rows, host.is_op
     duration = host.ends - host.starts
     above = innermost(host.calls, is_op)
-    inner = children_sums(np.where(is_op, above, NONE), duration.astype(float))
+    nested = is_op & (above != NONE)
+    inner = _summed(above[nested], duration[nested].astype(float), len(rows))
     device_ns = _device_time(events, rows)
     launcher = np.where(is_op, np.arange(len(rows)), above)
     counted = (device_ns > 0) & (launcher != NONE)
-    gpu_ns = np.bincount(launcher[counted], weights=device_ns[counted], minlength=len(rows))
     name = events["name"].cat.codes.to_numpy().astype(np.int64)[rows]
     calls = pd.DataFrame(
         {
@@ -282,7 +251,7 @@ def op_times(recording: Recording, host: Host) -> pd.DataFrame:
             "block": host.block,
             "self_ns": np.maximum(duration - inner, 0),
             "total_ns": np.where(_inside_same(name, above), 0, duration),
-            "gpu_ns": gpu_ns,
+            "gpu_ns": _summed(launcher[counted], device_ns[counted], len(rows)),
         }
     )
     # A live trace may contain work from other threads. A loaded trace has already been cut to its steps.
@@ -291,17 +260,12 @@ def op_times(recording: Recording, host: Host) -> pd.DataFrame:
 
 def op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFrame:
     """Return the table ``ops`` per traced step, in descending order of time."""
-    sums = calls.groupby("op", observed=True)[["self_ns", "total_ns", "gpu_ns"]].sum() / 1e6 / steps
-    table = pd.DataFrame(
-        {
-            "calls": calls.groupby("op", observed=True).size() / steps,
-            "self_cpu_ms": sums["self_ns"],
-            "total_cpu_ms": sums["total_ns"],
-        }
-    )
+    groups = calls.groupby("op", observed=True)
+    sums = groups[["self_ns", "total_ns", "gpu_ns"]].sum() / 1e6 / steps
+    table = sums.set_axis(["self_cpu_ms", "total_cpu_ms", "gpu_ms"], axis="columns").assign(calls=groups.size() / steps)
     table.index = table.index.astype(TEXT)
-    if on_gpu:
-        table["gpu_ms"] = sums["gpu_ns"].to_numpy()
+    if not on_gpu:
+        table = table.drop(columns="gpu_ms")
     order = ["gpu_ms", "self_cpu_ms"] if on_gpu else ["self_cpu_ms"]
     return conform(table.sort_values(order, ascending=False, kind="stable"), "ops")
 
@@ -313,12 +277,8 @@ def layer_op_table(calls: pd.DataFrame, steps: int, on_gpu: bool) -> pd.DataFram
     """
     owned = calls[calls["layer"] != ""]
     groups = owned.groupby(["layer", "op", "direction"], observed=True, sort=False)
-    table = groups.agg(
-        calls=("self_ns", "size"), self_cpu_ms=("self_ns", "sum"), gpu_ms=("gpu_ns", "sum")
-    ).reset_index()
-    table["calls"] = table["calls"] / steps
-    table[["self_cpu_ms", "gpu_ms"]] = table[["self_cpu_ms", "gpu_ms"]] / 1e6 / steps
-    table["op"] = table["op"].astype(TEXT)
+    sums = groups.agg(calls=("self_ns", "size"), self_cpu_ms=("self_ns", "sum"), gpu_ms=("gpu_ns", "sum"))
+    table = (sums / [steps, 1e6 * steps, 1e6 * steps]).reset_index()
     if not on_gpu:
         table = table.drop(columns="gpu_ms")
     return conform(table.sort_values("self_cpu_ms", ascending=False, kind="stable", ignore_index=True), "layer_ops")
@@ -331,15 +291,9 @@ def kernel_table(recording: Recording) -> pd.DataFrame:
     """
     events, steps = recording.events, int((recording.steps["pass"] == "traced").sum())
     kernels = events[["name", "duration_ns"]].iloc[np.flatnonzero(is_one_of(events["category"], DEVICE_WORK))]
-    duration = kernels.groupby("name", observed=True)["duration_ns"].agg(["size", "sum", "mean", "max"])
-    table = pd.DataFrame(
-        {
-            "calls": duration["size"] / steps,
-            "total_ms": duration["sum"] / 1e6 / steps,
-            "mean_us": duration["mean"] / 1e3,
-            "max_us": duration["max"] / 1e3,
-        }
-    )
+    duration = kernels.groupby("name", observed=True)["duration_ns"]
+    sums = duration.agg(calls="size", total_ms="sum", mean_us="mean", max_us="max")
+    table = sums / [steps, 1e6 * steps, 1e3, 1e3]
     table.index = table.index.astype(TEXT)
     return conform(table.sort_values("total_ms", ascending=False, kind="stable"), "kernels")
 
@@ -354,12 +308,10 @@ def _inside_same(name: Ints, above: Ints) -> Bools:
     return result
 
 
-def _device_time(events: pd.DataFrame, rows: Ints) -> npt.NDArray[np.float64]:
+def _device_time(events: pd.DataFrame, rows: Ints) -> Floats:
     """Return the GPU time that each of these host events launched, using correlation ids."""
-    device = np.flatnonzero(is_one_of(events["category"], DEVICE_WORK) & (events["correlation"] != NONE).to_numpy())
-    if len(device) == 0:
-        return np.zeros(len(rows))
-    time = events["duration_ns"].iloc[device].groupby(events["correlation"].to_numpy()[device]).sum()
+    correlation = events["correlation"].to_numpy()
+    device = is_one_of(events["category"], DEVICE_WORK) & (correlation != NONE)
+    time = events["duration_ns"][device].groupby(correlation[device]).sum()
     is_call = is_one_of(events["category"], CALLS)[rows]
-    correlation = events["correlation"].to_numpy()[rows]
-    return np.where(is_call, time.reindex(correlation, fill_value=0).to_numpy(), 0).astype(float)
+    return np.where(is_call, time.reindex(correlation[rows], fill_value=0).to_numpy(), 0).astype(float)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from perfnb import quantities as fmt
 from perfnb.bench.values import UNCHECKED
-from perfnb.draw.document import Column, Document, Effect, Effects, Table, Verdict
+from perfnb.draw.document import Column, Document, Effect, Effects, Interval, Table, Verdict
 from perfnb.profile.timing import noise_sentences
 
 if TYPE_CHECKING:
@@ -19,54 +19,42 @@ if TYPE_CHECKING:
 def comparison_document(rounds: BackendRounds, table: pd.DataFrame, count: int) -> Document:
     """Return a document that shows each backend's cost and accuracy.
 
-    The fastest backend comes first, and backends that did not run come last.
-
-    Parameters
-    ----------
-    rounds : BackendRounds
-    table : DataFrame
-        As `InferenceComparison.table`.
-    count : int
-        The number of rounds.
+    The fastest backend comes first, and backends that did not run come last. `count` is the number of rounds.
     """
     ordered = table.sort_values("median_ms", kind="stable", na_position="last")
-    compared = ordered[ordered["ratio"].notna()]
     effects = [
-        Effect(
-            str(name),
-            fmt.known(row["ratio"]),
-            fmt.known_bounds((row["ratio_low"], row["ratio_high"])),
-            f"{row['decision']}, {row['verdict']}",
-        )
-        for name, row in compared.iterrows()
+        Effect(str(name), row["ratio"], _bounds(row), f"{row['decision']}, {row['verdict']}")
+        for name, row in ordered[ordered["ratio"].notna()].iterrows()
     ]
     columns = {
         "name": Column("backend"),
         ("median_ms", "ci_low_ms", "ci_high_ms"): Column("latency", "ms"),
         "decision": Column("decision"),
         "values": Column("outputs", priority=1),
-        "error": Column("error", "number", priority=3),
+        "error": Column("error", "number", 3, help="Distance from the model's float64 outputs, relative to their size"),
         "size_bytes": Column("on disk", "bytes", priority=2),
         "peak_memory_bytes": Column("peak memory", "bytes", priority=2),
         "setup_ms": Column("set-up", "ms", priority=3),
     }
     shown = ordered.rename_axis("name").reset_index().assign(setup_ms=ordered["setup_s"].array * 1e3)
-    shown.loc[shown["verdict"] == "refused", ["values", "error", "size_bytes", "peak_memory_bytes", "setup_ms"]] = None
-    reasons = ordered["reason"].map(str).tolist()
     sections = (
         Effects("Latency relative to the unmodified model (eager)", tuple(effects), head="backend"),
-        Table.of("Backends", shown, columns, details=reasons, noun="backend"),
+        Table.of("Backends", shown, columns, details=ordered["reason"].map(str).tolist(), noun="backend"),
     )
-    rounds_made = fmt.counted(count, "round")
-    facts = (f"{rounds_made}; in each round, every backend served the example once, in random order",)
     return Document(
         "backends",
         rounds.model,
         verdict=_verdict(table),
-        facts=facts,
+        facts=(
+            f"{fmt.counted(count, 'round')}; in each round, every backend served the example once, in random order",
+        ),
         sections=sections,
-        notes=tuple(_notes(rounds, table)),
+        notes=tuple(_notes(rounds)),
     )
+
+
+def _bounds(row: pd.Series) -> Interval | None:
+    return fmt.known_bounds((row["ratio_low"], row["ratio_high"]))
 
 
 def _verdict(table: pd.DataFrame) -> Verdict:
@@ -75,20 +63,15 @@ def _verdict(table: pd.DataFrame) -> Verdict:
         return Verdict("none", "No backend is both faster than eager and as accurate")
     best = accepted.iloc[0]
     ratio = float(best["ratio"])
-    effect = fmt.with_interval(fmt.ratio(ratio), ratio, fmt.known_bounds((best["ratio_low"], best["ratio_high"])))
+    effect = fmt.with_interval(fmt.ratio(ratio), ratio, _bounds(best))
     less = f"{fmt.share(1 - ratio)} less than eager" if ratio < 1 else "no longer than eager"
     return Verdict("good", f"Use {accepted.index[0]}: {fmt.duration(best['median_ms'])} per call, {less}: {effect}")
 
 
-def _notes(rounds: BackendRounds, table: pd.DataFrame) -> Iterator[str]:
+def _notes(rounds: BackendRounds) -> Iterator[str]:
     own = rounds.trials[0].values
     if own.verdict == UNCHECKED and own.why:
         yield f"Outputs were not checked: {own.why}."
-    elif table["error"].notna().any():
-        yield "The outputs' error is their distance from the model's float64 outputs, relative to their size."
-    unsettled = table[(table["decision"] == "inconclusive") & (table["verdict"] == "faster")]
-    if len(unsettled):
-        yield f"Faster, but not yet accepted: {' and '.join(map(str, unsettled.index))}."
     if rounds.steady is False:
         yield "Not all backends had reached steady state when the warm-up ended."
     yield from noise_sentences(rounds.noise)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -27,11 +27,9 @@ def decoding_document(found: DecodingComparison) -> Document:
     ab = found.ab
     pairs = fmt.counted(len(ab.pairs), "pair")
     effect = Effect("assisted", ab.ratio, ab.ratio_ci, ab.verdict if ab.ratio_ci else "too few pairs")
-    columns = (
-        Column("request", "count"),
-        *(Column(head, "count") for head in ("tokens", "passes", "guessed", "kept")),
-        Column("same answer"),
-    )
+    heads = {"request": "request", "tokens": "tokens", "passes": "passes", "proposed": "guessed", "accepted": "kept"}
+    columns = {name: Column(head, "count") for name, head in heads.items()} | {"answer": Column("same answer")}
+    answers = found.requests.assign(answer=list(map(_same, found.requests["same"], found.requests["alike_tokens"])))
     return Document(
         "decoding",
         "assisted relative to plain",
@@ -46,7 +44,7 @@ def decoding_document(found: DecodingComparison) -> Document:
         sections=(
             Effects("Time per answer relative to plain decoding", (effect,)),
             Strip("Pairs", Axis("assisted / plain", "ratio"), ((_PAIRS, list(ab.pairs["ratio"])),), ("same", 1.0)),
-            Table("Compared answers (not timed)", columns, list(_rows(found.requests)), noun="answer"),
+            Table.of("Compared answers (not timed)", answers, columns, noun="answer"),
         ),
         notes=tuple(_notes(found)),
     )
@@ -54,11 +52,8 @@ def decoding_document(found: DecodingComparison) -> Document:
 
 def _verdict(found: DecodingComparison, pairs: str) -> Verdict:
     if found.gain_interval is None:
-        return Verdict(
-            "open",
-            f"{pairs} of answers are too few to show whether assisted decoding is faster",
-            next="Raise budget_s.",
-        )
+        sentence = f"{pairs} of answers are too few to show whether assisted decoding is faster"
+        return Verdict("open", sentence, next="Raise budget_s.")
     ratio, verdict = found.ab.ratio, found.verdict
     effect = fmt.with_interval(fmt.ratio(ratio), ratio, found.ab.ratio_ci)
     less = f"{fmt.share(abs(1 - ratio))} {'less' if ratio < 1 else 'more'}"
@@ -82,20 +77,14 @@ def _answers(found: DecodingComparison) -> str:
     return f"{len(other):,} of {compared} {differ} from plain decoding, the earliest after {alike}."
 
 
-def _rows(requests: pd.DataFrame) -> Iterator[tuple[float | str | None, ...]]:
-    for row in requests.to_dict("records"):
-        counts = (fmt.known(row[name]) for name in ("request", "tokens", "passes", "proposed", "accepted"))
-        if pd.isna(row["same"]):
-            yield (*counts, fmt.UNKNOWN)
-        else:
-            yield (*counts, "yes" if row["same"] else f"first {row['alike_tokens']:,} tokens")
+def _same(same: Any, alike: int) -> str:
+    return fmt.UNKNOWN if pd.isna(same) else "yes" if same else f"first {alike:,} tokens"
 
 
 def _notes(found: DecodingComparison) -> Iterator[str]:
     if found.acceptance is None:
-        why = (
-            "the model's cache does not reveal it" if found.requests["proposed"].isna().any() else "nothing was guessed"
-        )
+        unknown = found.requests["proposed"].isna().any()
+        why = "the model's cache does not reveal it" if unknown else "nothing was guessed"
         yield f"Fraction of guessed tokens that were kept {fmt.UNKNOWN}: {why}."
     if found.ab.steady is False:
         yield "The answers had not reached steady state when the warm-up ended."

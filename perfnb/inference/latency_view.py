@@ -22,15 +22,15 @@ from perfnb.draw.document import (
     Part,
     Section,
     Series,
-    Split,
     State,
     Strip,
     Table,
     Value,
     Verdict,
+    cells_of,
 )
-from perfnb.draw.palette import BLUE, GREEN, GREY, REQUEST, SKY, VERMILION, Mark
-from perfnb.inference.load_model import HighestRate, bounded_words, highest_evidence, highest_sentence
+from perfnb.draw.palette import BLUE, GREEN, REQUEST, SKY, VERMILION, Mark
+from perfnb.inference.load_model import HighestRate, highest_evidence, highest_sentence
 from perfnb.inference.samples import FIRST_CALLS
 from perfnb.profile.timing import noise_sentences
 from perfnb.stats.intervals import Floats, quantile, quantile_interval
@@ -42,30 +42,33 @@ if TYPE_CHECKING:
     from perfnb.inference.samples import Measured, OpenRun
 
 #: The quantiles that are listed, and their line styles.
-_QUANTILES = (
-    (Mark("p50", BLUE, "█", "solid"), 0.5),
-    (Mark("p95", GREEN, "▒", "columns"), 0.95),
-    (Mark("p99", VERMILION, "▓", "hatch"), 0.99),
-)
-_ALONE, _SERVICE = Mark("back to back", BLUE, "█", "solid"), Mark("service", GREY, "·", "none")
-_TOKENS = Mark("tokens", SKY, "▒", "columns")
-#: The row of the curve whose rate is used to compare batchers (80 % utilization).
-_BATCHED_AT = 5
+_QUANTILES = {
+    0.5: Mark("p50", BLUE, "█", "solid"),
+    0.95: Mark("p95", GREEN, "▒", "columns"),
+    0.99: Mark("p99", VERMILION, "▓", "hatch"),
+}
+#: Their columns, by the names of the times and the bounds of their intervals.
+_COLUMNS = {
+    tuple(f"{mark.word}{end}_ms" for end in ("", "_low", "_high")): Column(mark.word, "ms", 2 * (mark.word == "p95"))
+    for mark in _QUANTILES.values()
+}
+_ALONE, _TOKENS = Mark("back to back", BLUE, "█", "solid"), Mark("tokens", SKY, "▒", "columns")
+#: The utilization at which batchers are compared.
+_BATCHED_AT = 0.8
 #: A bound that exceeds the curve's longest latency by more than this factor would make the curve look flat.
 _FAR = 3
 #: A curve that spans more than this factor has a logarithmic axis.
 _DECADE = 10
 #: The maximum number of requests that are drawn as dots.
 _DOTS = 300
-#: The slowest request is mentioned if it took at least this many times as long as the median.
-_SLOW = 1.5
 #: The minimum extra time after a pause, as a fraction of the median, that is mentioned in a note.
 _WORTH_TELLING = 0.05
 #: If fewer requests were served than this fraction of the rate that the service times allow, the time between requests
 #: is reported.
 _HELD_UP = 0.9
-#: The number of requests needed to conclude that requests in a run took longer than alone.
-_FEWEST_UNLIKE = 10
+#: The number of requests needed to conclude that requests in a run took longer than alone, and the factor by which they
+#: must have taken longer.
+_FEWEST_UNLIKE, _UNLIKE = 10, 1.5
 #: The names of the runs in the cost table.
 _RUNS = {"closed": "back to back", "open": "at the requested rate", "highest": "at the highest rate"}
 
@@ -74,16 +77,7 @@ def latency_document(found: Latency, measured: Measured, load: LoadModel, asked:
     """Return the latency document.
 
     It shows the highest rate within the bound, whether the requested rate saturates the service, and the load curve.
-
-    Parameters
-    ----------
-    found : Latency
-    measured : Measured
-        The measurements.
-    load : LoadModel
-        The model computed from them.
-    asked : HighestRate or None
-        The highest rate for the requested bound.
+    `asked` is the highest rate for the requested bound.
     """
     several = f", {measured.concurrency} at a time" if measured.concurrency > 1 else ""
     return Document(
@@ -98,43 +92,35 @@ def latency_document(found: Latency, measured: Measured, load: LoadModel, asked:
 
 
 def _verdict(found: Latency, measured: Measured, load: LoadModel, asked: HighestRate | None) -> Verdict:
-    run = found.open_run
+    run, busy = found.open_run, _busy(measured.noise)
     state: State = "none"
-    rate = "" if run is None else _rate(run.rate_per_s)
+    next_step = _batchers(found, measured, load, asked)
     if asked is not None:
         sentence = highest_sentence(asked)
         state = "bad" if asked.rate_per_s == 0 else "open" if asked.confirmed_requests is None else "good"
         if run is not None:
-            sentence += f"; at {rate}, the service is {'' if run.saturated else 'not '}saturated"
+            sentence += f"; at {_rate(run.rate_per_s)}, the service is {'' if run.saturated else 'not '}saturated"
     elif run is not None:
         state = "bad" if run.saturated else "good"
         times = "requests arrive faster than they are served" if run.saturated else _tail_words(_latencies(run))
-        sentence = f"{'Saturated' if run.saturated else 'Not saturated'} at {rate}: {times}"
+        sentence = f"{'Saturated' if run.saturated else 'Not saturated'} at {_rate(run.rate_per_s)}: {times}"
     else:
         times = fmt.interval(float(np.median(load.service_ms)), quantile_interval(load.service_ms, 0.5))
         sentence = f"A request takes {times} (median), and {_rate(load.closed_per_s)} are served back to back"
-    why = ["" if asked is None else highest_evidence(asked), "" if run is None else _waiting(run)]
-    next_step = _batchers(found, measured, asked)
-    if (busy := _busy(measured.noise)) and (asked is not None or run is not None):
+    if busy and state != "none":
         state, sentence = "open", f"{sentence}; undecided: {busy}"
         next_step = next_step or "Measure again on an idle machine: the highest rate may be several times as high."
     if measured.in_training:
-        state, next_step = (
-            "open",
-            "The model was in training mode: call model.eval() first, because that is how it is served.",
-        )
+        state = "open"
+        next_step = "The model was in training mode: call model.eval() first, because that is how it is served."
+    why = ["" if asked is None else highest_evidence(asked), "" if run is None else _waiting(run)]
     return Verdict(state, sentence, " ".join(filter(None, why)), next_step)
 
 
 def _busy(noise: Mapping[str, Any]) -> str:
-    """Return a note if other programs kept all CPUs busy when the measurement began.
-
-    Return an empty string if the recorded conditions do not show this.
-    """
-    load, cpus = noise.get("load_before"), noise.get("cpus")
-    if load is None or not cpus or load <= cpus:
-        return ""
-    return f"the machine was busy (load {load:.1f} on {fmt.counted(cpus, 'CPU')})"
+    """Return a note if other programs kept all CPUs busy when the measurement began."""
+    load, cpus = noise.get("load_before") or 0.0, noise.get("cpus") or math.inf
+    return f"the machine was busy (load {load:.1f} on {fmt.counted(cpus, 'CPU')})" if load > cpus else ""
 
 
 def _rate(per_second: float) -> str:
@@ -147,16 +133,16 @@ def _latencies(run: OpenRun) -> Floats:
 
 def _tail_words(times_ms: Floats) -> str:
     """Return the highest known quantile, with its interval."""
-    word, q = [(mark.word, q) for mark, q in _QUANTILES if q == 0.5 or quantile(times_ms, q) is not None][-1]
+    q = [q for q in _QUANTILES if q == 0.5 or quantile(times_ms, q) is not None][-1]
     time = fmt.interval(float(np.quantile(times_ms, q)), quantile_interval(times_ms, q))
-    return f"{'the median' if q == 0.5 else word} is {time}"
+    return f"{'the median' if q == 0.5 else _QUANTILES[q].word} is {time}"
 
 
 def _waiting(run: OpenRun) -> str:
     """Return a sentence about the requests lost to saturation, or about the proportion of latency spent waiting."""
     if run.saturated:
-        lost = f"{fmt.counted(run.lost, 'request')} that were due could not be served during the run."
-        return lost if run.lost else ""
+        lost = fmt.counted(run.lost, "request")
+        return f"{lost} that were due could not be served during the run." if run.lost else ""
     wait, late, service = (float(run.samples[name].mean()) for name in ("wait_ms", "late_ms", "service_ms"))
     return f"Waiting for earlier requests makes up {fmt.share((wait - late) / (wait + service))} of the mean latency."
 
@@ -198,37 +184,34 @@ def _sections(found: Latency, measured: Measured, load: LoadModel, asked: Highes
     yield _loads(found.curve)
     if measured.batches_ms:
         yield _sizes(found.batching.sizes)
-        yield _settings(found.batching, _batched_at(found, measured))
+        yield _settings(found.batching, _batched_at(measured, load))
     costs = found.costs
     if costs[["price", "joules"]].notna().any(axis=None):
-        rows = [
-            (_RUNS[str(run)], *(fmt.known(row[name]) for name in ("requests_per_s", "price", "joules")))
-            for run, row in costs.iterrows()
-        ]
-        columns = (Column("run"), Column("rate", "/s"), Column("price", "number"), Column("energy in J", "number"))
-        yield Table("Cost of 1,000 requests, in the currency of price_per_hour", columns, rows, noun="run")
-
-
-# Under load
+        columns = {
+            "run": Column("run"),
+            "requests_per_s": Column("rate", "/s"),
+            "price": Column("price", "number"),
+            "joules": Column("energy in J", "number"),
+        }
+        title = "Cost of 1,000 requests, in the currency of price_per_hour"
+        yield Table.of(title, costs.rename(index=_RUNS).reset_index(), columns, noun="run")
 
 
 def _curve(curve: pd.DataFrame, asked: HighestRate | None) -> Series:
     lines = []
-    for mark, _ in _QUANTILES:
-        values, low, high = (list(map(fmt.known, curve[f"{mark.word}{part}_ms"])) for part in ("", "_low", "_high"))
-        low = [None if top is None else bottom for bottom, top in zip(low, high, strict=True)]
-        lines.append(Line(mark, values, low, high))
-    levels = dict[str, float]()
+    for mark, names in zip(_QUANTILES.values(), _COLUMNS, strict=True):
+        values, *ends = (curve[name] for name in names)
+        if values.notna().any():
+            bounds = (fmt.known_bounds(pair) or (None, None) for pair in zip(*ends, strict=True))
+            lines.append(Line(mark, cells_of(values), *zip(*bounds, strict=True)))
     known = [value for line in lines for value in line.values if value is not None]
-    longest = max(known, default=0.0)
+    longest, levels = max(known, default=0.0), dict[str, float]()
     if asked is not None and asked.bound_ms <= _FAR * longest:
         at = f", kept up to {_rate(asked.rate_per_s)}" if asked.rate_per_s else ""
         levels[f"bound for p{100 * asked.quantile:g}{at}"] = asked.bound_ms
-    shown = tuple(line for line in lines if any(value is not None for value in line.values))
     x, y = Axis("requests per second", "/s"), Axis("latency", "ms", log=longest > _DECADE * min(known, default=0.0))
-    return Series(
-        "Latency under load, computed from the service times", x, y, curve["rate_per_s"].tolist(), shown, levels
-    )
+    title = "Latency under load, computed from the service times"
+    return Series(title, x, y, curve["rate_per_s"].tolist(), tuple(lines), levels)
 
 
 def _strip(run: OpenRun | None, load: LoadModel, bound: float | None) -> Strip:
@@ -255,44 +238,24 @@ def _quantiles(found: Latency, measured: Measured, load: LoadModel) -> Table:
         name = f"at {fmt.rate(run.rate_per_s)}, measured"
         rows.append((name, *_measured_cells(_latencies(run)), wait_ms, len(run.samples)))
     if measured.asked_rate is not None and math.isfinite((at := found.at(measured.asked_rate)).wait_ms):
-        cells = [_cell(getattr(at, f"{mark.word}_ms"), at.intervals.get(f"{mark.word}_ms")) for mark, _ in _QUANTILES]
+        cells = (Value(getattr(at, name), "ms", at.intervals.get(name)) for name, *_ in _COLUMNS)
         rows.append((f"at {fmt.rate(at.rate_per_s)}, computed", *cells, at.wait_ms, None))
-    quantiles = (Column(mark.word, "ms", priority=int(mark.word == "p95")) for mark, _ in _QUANTILES)
-    columns = (Column(""), *quantiles, Column("mean wait", "ms", priority=2), Column("requests", "count", priority=3))
-    return Table("Latency of requests", columns, rows)
+    others = Column("mean wait", "ms", 2), Column("requests", "count", 3)
+    return Table("Latency of requests", (Column(""), *_COLUMNS.values(), *others), rows)
 
 
 def _measured_cells(times_ms: Floats) -> list[Cell]:
-    return [_cell(quantile(times_ms, q), quantile_interval(times_ms, q)) for _, q in _QUANTILES]
-
-
-def _cell(ms: Any, interval: tuple[Any, Any] | None) -> Cell:
-    """Return a time with its interval, whose upper end may be infinite."""
-    if fmt.known(ms) is not None and interval is not None and fmt.known_bounds(interval) is None:
-        return bounded_words(ms, interval)
-    return Value(fmt.known(ms), "ms", fmt.known_bounds(interval))
+    return [Value(quantile(times_ms, q), "ms", quantile_interval(times_ms, q)) for q in _QUANTILES]
 
 
 def _loads(curve: pd.DataFrame) -> Table:
-    rows = []
-    for _, row in curve.iterrows():
-        times = (
-            _cell(row[f"{mark.word}_ms"], (row[f"{mark.word}_low_ms"], row[f"{mark.word}_high_ms"]))
-            for mark, _ in _QUANTILES
-        )
-        wait, service = fmt.known(row["wait_ms"]), fmt.known(row["service_ms"])
-        mean = Split(None if wait is None or service is None else wait + service, (wait, service))
-        rows.append((float(row["rate_per_s"]), float(row["utilization"]), *times, mean))
-    columns = (
-        Column("rate", "/s"),
-        Column("utilization", "share", priority=3),
-        *(Column(mark.word, "ms", priority=2 * int(mark.word == "p95")) for mark, _ in _QUANTILES),
-        Column("mean", "ms", 1, bar=True, help="Waiting and service", marks=(REQUEST["wait"], _SERVICE)),
-    )
-    return Table("Latency by rate, computed from the service times", columns, rows, noun="rate")
-
-
-# One request, token by token
+    columns = {
+        "rate_per_s": Column("rate", "/s"),
+        "utilization": Column("utilization", "share", 3),
+        **_COLUMNS,
+        "wait_ms": Column("mean wait", "ms", 1, bar=True),
+    }
+    return Table.of("Latency by rate, computed from the service times", curve, columns, noun="rate")
 
 
 def _token_by_token(found: Latency) -> Iterator[Section]:
@@ -311,29 +274,25 @@ def _token_by_token(found: Latency) -> Iterator[Section]:
     wait = max(0.0, float(request["latency_ms"] - request["service_ms"]))
     sizes = {"wait": wait, "prefill": came[0] - wait, "decode": came[-1] - came[0]}
     parts = tuple(Part(REQUEST[name], ms) for name, ms in sizes.items() if ms > 0)
-    where = "in the run at a rate" if len(opened) else "served back to back"
-    yield Bars(f"The request with the median latency {where}, up to its last token", "ms", (Bar("", parts),))
+    yield Bars("The request with the median latency, up to its last token", "ms", (Bar("", parts),))
     yield Strip("Arrival of its tokens", Axis("time since the request was due", "ms"), ((_TOKENS, came),))
 
 
-# Batches
-
-
-def _batched_at(found: Latency, measured: Measured) -> float:
+def _batched_at(measured: Measured, load: LoadModel) -> float:
     """Return the rate for comparing batchers, which is the requested rate or the rate at 80 % utilization."""
-    return measured.asked_rate or float(found.curve["rate_per_s"].iloc[_BATCHED_AT])
+    return measured.asked_rate or _BATCHED_AT * load.closed_per_s
 
 
-def _batchers(found: Latency, measured: Measured, asked: HighestRate | None) -> str:
+def _batchers(found: Latency, measured: Measured, load: LoadModel, asked: HighestRate | None) -> str:
     """Return a recommendation for the batcher to use for the bound, or at the rate if there is no bound."""
     if not measured.batches_ms:
         return ""
-    if asked is not None and asked.quantile in (0.5, 0.95, 0.99):
+    if asked is not None and asked.quantile in _QUANTILES:
         best = found.batching.best_within(asked.bound_ms, asked.quantile)
         if best is None or best.rate_per_s <= (asked.rate_per_s or 0.0):
             return "No batcher can serve a higher rate within the bound."
         return f"Use {_setting(best)}, which serves up to {_rate(best.rate_per_s)} within the bound (simulated)."
-    rate = _batched_at(found, measured)
+    rate = _batched_at(measured, load)
     best, alone = found.batching.best(rate), found.batching.at(rate, 1, 0.0)
     if best is None:
         return f"At {_rate(rate)}, every batcher is overrun."
@@ -364,17 +323,12 @@ def _sizes(sizes: pd.DataFrame) -> Table:
 def _settings(batching: Batching, rate: float) -> Table:
     """Return the p99 latency for each combination of largest batch (columns) and delay (rows)."""
     table = batching.grid(rate).pivot(index="delay_ms", columns="most", values="p99_ms")
-    rows = [
-        (float(str(delay)), *("overrun" if math.isinf(ms) else fmt.known(ms) for ms in row))
-        for delay, row in zip(table.index, table.to_numpy(dtype=float), strict=True)
-    ]
-    columns = (Column("maximum delay", "ms"), *(Column(f"at most {most}", "ms") for most in table.columns))
+    table = table.map(lambda ms: "overrun" if math.isinf(ms) else ms).rename(columns=str).reset_index()
+    columns = {name: Column(f"at most {name}", "ms") for name in table.columns}
+    columns["delay_ms"] = Column("maximum delay", "ms")
     best = batching.best(rate)
-    chosen = "" if best is None or best.most == 1 else f"; best: {_setting(best)}"
-    return Table(f"Simulated p99 of dynamic batchers at {_rate(rate)}{chosen}", columns, rows, noun="delay")
-
-
-# Notes
+    chosen = "" if best is None else f"; best: {_setting(best)}"
+    return Table.of(f"Simulated p99 of dynamic batchers at {_rate(rate)}{chosen}", table, columns, noun="delay")
 
 
 def _notes(found: Latency, measured: Measured, load: LoadModel) -> Iterator[str]:
@@ -389,12 +343,8 @@ def _notes(found: Latency, measured: Measured, load: LoadModel) -> Iterator[str]
             f"busy for {fmt.duration(load.between_ms)}, due to perfnb's overhead and to waiting for Python's lock. "
             "Figures under load include this time."
         )
-    slow = found.slowest(1).iloc[0]
-    if slow["service_ms"] > _SLOW * usual:
-        yield f"The slowest was request {slow['request']:,}, which took {fmt.duration(slow['service_ms'])}."
     if len(first := found.first_calls):
-        slowest = fmt.duration(first["service_ms"].max())
-        yield f"The first calls of each size are excluded as warm-up ({len(first):,}; the slowest took {slowest})."
+        yield f"The first calls of each size are excluded as warm-up ({len(first):,})."
     if measured.closed["size"].value_counts().max() <= FIRST_CALLS:
         yield "No size was called more than twice, so these times may include warm-up: raise budget_s."
     pauses = found.pauses
@@ -419,8 +369,7 @@ def _notes(found: Latency, measured: Measured, load: LoadModel) -> Iterator[str]
         yield "No tokens arrived."
     elif measured.tokens is not None and isinstance(measured.cache, str) and found.prompt_tokens_per_s is not None:
         yield f"Size of the key-value cache {fmt.UNKNOWN}: {measured.cache}."
-    costs = found.costs
-    if costs[["price", "joules"]].notna().any(axis=None) and (why := str(costs["why"].iloc[0])):
+    if measured.price_per_hour is not None and isinstance(why := measured.joules.get("closed"), str):
         yield f"Energy {fmt.UNKNOWN}: {why}."
     yield from noise_sentences(measured.noise)
 
@@ -428,12 +377,11 @@ def _notes(found: Latency, measured: Measured, load: LoadModel) -> Iterator[str]
 def _run_notes(run: OpenRun, usual_ms: float, pauses: pd.DataFrame) -> Iterator[str]:
     """Yield notes if the clock was late, or if requests took much longer than alone, even after pauses."""
     if run.late > 0.01 and not run.saturated:
-        share = fmt.share(run.late) + " of a service time"
-        much = share if run.late < 1 else fmt.significant(run.late) + " service times"
-        yield f"The clock started requests up to {much} late, and these times include the delay."
+        late = fmt.share(run.late)
+        yield f"The clock started requests up to {late} of a service time late, and these times include the delay."
     extra, took = fmt.known(pauses["extra_ms"].max()), float(run.samples["service_ms"].median())
     expected = usual_ms + max(0.0, extra or 0.0)
-    if len(run.samples) >= _FEWEST_UNLIKE and took >= _SLOW * expected:
+    if len(run.samples) >= _FEWEST_UNLIKE and took >= _UNLIKE * expected:
         yield (
             f"Requests took {fmt.duration(took)} in this run (median), {fmt.significant(took / expected)} times as "
             "long as when they were measured alone, so figures computed from the latter are too low. The machine "

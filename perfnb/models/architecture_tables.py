@@ -26,7 +26,6 @@ COLUMNS = {
     **dict.fromkeys(("achieved_flops_per_s", "intensity", "launches_or_ops"), "Float64"),
 }
 
-
 #: The kinds of work that layers and operators do, which make models of different designs comparable.
 KINDS = ("attention", "linear", "convolution", "normalisation", "activation", "embedding", "other")
 
@@ -42,8 +41,7 @@ _OPS = {
     "activation": r"(re|ge|se|ce|si|g|pre)lu|tanh|sigmoid|softmax|softplus|swish|mish|threshold|dropout|clamp_min",
 }
 #: Operators of attention that is not a single operator: products of two activations, and the softmax.
-_BATCHED_PRODUCT, _SOFTMAX = re.compile(r"bmm", re.IGNORECASE), re.compile(r"softmax", re.IGNORECASE)
-_WITHIN_ATTENTION = re.compile(r"bmm|matmul|einsum|softmax", re.IGNORECASE)
+_WITHIN_ATTENTION = "bmm|matmul|einsum|softmax"
 
 
 def architecture_tables(
@@ -54,16 +52,8 @@ def architecture_tables(
 ) -> dict[str, Any]:
     """Combine the measurements into an `ArchitectureComparison`'s tables, by name.
 
-    Parameters
-    ----------
-    summaries : mapping of str to Summary
-        The summary of each model's profile.
-    samples_ms : mapping of str to sequence of float
-        Each model's step times, one per round.
-    batch_sizes : mapping of str to (int or None)
-        The number of samples in each model's batch.
-    equal_within : float
-        The relative difference up to which two times count as the same.
+    For each model, there is a summary of its profile, its step times, one per round, and the number of samples in its
+    batch.
     """
     rows = {
         name: _row(summary, StepTimes(tuple(samples_ms[name]), batch_sizes[name]))
@@ -71,10 +61,12 @@ def architecture_tables(
     }
     table = pd.DataFrame.from_dict(rows, orient="index", columns=list(COLUMNS)).rename_axis("name")
     shares = [_shares(name, summary, float(rows[name]["median_ms"])) for name, summary in summaries.items()]
+    ratios = ratio_table(compare_all(samples_ms, equal_within))
+    ratios = ratios.rename(columns={"baseline": "a", "candidate": "b", "p_value": "p_holm"})
     return {
         "table": table.astype(COLUMNS),
         "shares": pd.concat(shares, ignore_index=True),
-        "ratios": _ratios(samples_ms, equal_within),
+        "ratios": ratios[["a", "b", "ratio", "ci_low", "ci_high", "p_holm", "verdict", "smallest_detectable"]],
         "layers": {
             name: summary.layers.assign(kind=kinds_of_layers(summary.layers.index, summary.layer_ops))
             for name, summary in summaries.items()
@@ -89,14 +81,15 @@ def _row(summary: Summary, timing: StepTimes) -> dict[str, Any]:
         name: roots[name].sum(min_count=1)
         for name in ("parameters", "parameter_bytes", "forward_flops", "backward_flops", "activation_bytes")
     }
-    interval, memory, roofline = interval_of_median(timing.samples_ms), summary.memory, summary.roofline
+    low, high = (interval_of_median(timing.samples_ms) or (None, None))[:2]
+    memory, roofline = summary.memory, summary.roofline
     flops = None if roofline is None else roofline.flops
     moved = None if roofline is None else roofline.points.loc[roofline.points["kind"] == "op", "bytes"].sum()
     count = roots["kernels"] if roots["kernels"].notna().any() else roots["ops"]
     return sums | {
         "median_ms": timing.median_ms,
-        "ci_low_ms": None if interval is None else interval.low,
-        "ci_high_ms": None if interval is None else interval.high,
+        "ci_low_ms": low,
+        "ci_high_ms": high,
         "throughput_per_s": timing.throughput_per_s,
         # `other` is the memory of everything else in the process.
         "peak_bytes": None if memory is None else memory.peak_bytes - memory.by_category["other"],
@@ -116,12 +109,6 @@ def _shares(name: str, summary: Summary, median_ms: float) -> pd.DataFrame:
         table = pd.DataFrame({"name": name, "by": by, "part": [str(part) for part in values.index]})
         tables.append(table.assign(ms=(share * median_ms).to_numpy(dtype=float), share=share.to_numpy(dtype=float)))
     return pd.concat(tables, ignore_index=True)
-
-
-def _ratios(samples_ms: Mapping[str, Sequence[float]], equal_within: float) -> pd.DataFrame:
-    table = ratio_table(compare_all(samples_ms, equal_within))
-    table = table.rename(columns={"baseline": "a", "candidate": "b", "p_value": "p_holm"})
-    return table[["a", "b", "ratio", "ci_low", "ci_high", "p_holm", "verdict", "smallest_detectable"]]
 
 
 def kind_of_op(name: str) -> str | None:
@@ -145,21 +132,15 @@ def kinds_of_layers(layers: pd.Index, layer_ops: pd.DataFrame) -> pd.Series:
 
 
 def _kinds_of_ops(layer_ops: pd.DataFrame) -> pd.DataFrame:
-    """Return ``layer``, ``op``, ``ms`` and ``kind`` for each row of the table ``layer_ops``. ``kind`` can be
-    missing.
-    """
+    """Return ``layer``, ``op``, ``ms`` and ``kind``, which can be missing, for each row of the table ``layer_ops``."""
     time = layer_ops["gpu_ms" if layer_ops["gpu_ms"].notna().any() else "self_cpu_ms"]
     layer, op = layer_ops["layer"].astype(object), layer_ops["op"].astype(object)
     kind = op.map({name: kind_of_op(str(name)) for name in op.unique()})
     attends = set(layer[kind == "attention"])
-    attends |= set(layer[_matches(op, _BATCHED_PRODUCT)]) & set(layer[_matches(op, _SOFTMAX)])
-    kind = kind.mask(layer.isin(attends) & _matches(op, _WITHIN_ATTENTION), "attention")
+    bmm, softmax = (set(layer[op.str.contains(word, case=False)]) for word in ("bmm", "softmax"))
+    within = layer.isin(attends | bmm & softmax) & op.str.contains(_WITHIN_ATTENTION, case=False)
+    kind = kind.mask(within, "attention")
     return pd.DataFrame({"layer": layer, "op": op, "kind": kind, "ms": time.astype("Float64").fillna(0.0)})
-
-
-def _matches(ops: pd.Series, words: re.Pattern[str]) -> pd.Series:
-    found: pd.Series = ops.map({name: words.search(str(name)) is not None for name in ops.unique()}).astype(bool)
-    return found
 
 
 def time_by_kind(layers: pd.DataFrame, layer_ops: pd.DataFrame) -> pd.Series:

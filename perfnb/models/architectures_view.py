@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -14,20 +13,17 @@ from perfnb.draw import palette
 from perfnb.draw.document import (
     Bar,
     Bars,
-    Cell,
     Choice,
     Column,
     Document,
     Effect,
     Effects,
     Figure,
-    Interval,
     Nesting,
     Part,
     Section,
     Table,
     Unit,
-    Value,
     Verdict,
 )
 from perfnb.draw.palette import Mark
@@ -37,36 +33,31 @@ if TYPE_CHECKING:
     from perfnb.models.architectures import ArchitectureComparison
 
 _PASSES = {"forward_flops": palette.mark("forward"), "backward_flops": palette.mark("backward")}
+_DIFFERENT = ("faster", "slower")
 #: Maximum length of a name in a sentence or above a figure.
 _NAME = 60
 
 
-@dataclass(frozen=True)
-class _Metric:
-    """A metric by which architectures can be compared.
-
-    Attributes
-    ----------
-    parts : tuple of str
-        The columns of the comparison's table that add up to the metric.
-    of_layers : (str, tuple of str)
-        The name of the metric for layers, and its columns in the table `layers`.
-    """
+class _Metric(NamedTuple):
+    """A metric by which architectures can be compared."""
 
     title: str
     unit: Unit
+    #: The columns of the comparison's table that add up to the metric.
     parts: tuple[str, ...]
-    of_layers: tuple[str, tuple[str, ...]]
+    #: The name of the metric for layers, and its columns in the table `layers`.
+    of_layers: str
+    layer_parts: tuple[str, ...]
 
 
 def _metrics(result: ArchitectureComparison) -> tuple[_Metric, ...]:
     """Return the metrics to choose from. The FLOPs of a training step are the sum of both passes."""
     passes = tuple(_PASSES) if result.training else ("forward_flops",)
     return (
-        _Metric("Step time", "ms", ("median_ms",), ("time", ("share",))),
-        _Metric("Peak memory", "bytes", ("peak_bytes",), ("saved for backward", ("activation_bytes",))),
-        _Metric("FLOPs per step", "flops", passes, ("FLOPs", passes)),
-        _Metric("Parameters", "count", ("parameters",), ("parameters", ("parameters",))),
+        _Metric("Step time", "ms", ("median_ms",), "time", ("share",)),
+        _Metric("Peak memory", "bytes", ("peak_bytes",), "saved for backward", ("activation_bytes",)),
+        _Metric("FLOPs per step", "flops", passes, "FLOPs", passes),
+        _Metric("Parameters", "count", ("parameters",), "parameters", ("parameters",)),
     )
 
 
@@ -77,16 +68,18 @@ def architectures_document(result: ArchitectureComparison) -> Document:
     """
     step = "training step" if result.training else "inference step, forward only"
     times = "once each" if result.rounds == 1 else f"{result.rounds:,} times each, interleaved"
-    timed = list(_known(result, _metrics(result)[0]))
-    ends = dict.fromkeys((*timed[:1], *timed[-1:]))  # the fastest and the slowest
+    timed = _known(result, _metrics(result)[0])
+    names = list(timed)
+    ends = result.table.loc[list(dict.fromkeys((names[0], names[-1])))]  # the fastest and the slowest
+    intervals = map(fmt.known_bounds, zip(ends["ci_low_ms"], ends["ci_high_ms"], strict=True))
     return Document(
         "architectures",
         ", ".join(map(_short, result.table.index)),
         result.device,
         _verdict(result, timed),
-        tuple(Figure(_short(name), (time := _time(result, name)).number, "ms", time.interval) for name in ends),
+        tuple(Figure(_short(name), timed[name], "ms", one) for name, one in zip(ends.index, intervals, strict=True)),
         (step, f"batch: {result.batch}", f"measured {times}"),
-        tuple(_sections(result, timed)),
+        tuple(_sections(result, names)),
         tuple(_notes(result)),
     )
 
@@ -94,36 +87,28 @@ def architectures_document(result: ArchitectureComparison) -> Document:
 def _known(result: ArchitectureComparison, metric: _Metric) -> dict[str, float]:
     """Return a metric's values, in ascending order, for the architectures where all of its parts are known."""
     sums = result.table[list(metric.parts)].sum(axis=1, skipna=False)
-    known = ((str(name), fmt.known(value)) for name, value in sums.sort_values(kind="stable").items())
-    return {name: value for name, value in known if value is not None}
+    return {str(name): float(value) for name, value in sums.dropna().sort_values(kind="stable").items()}
 
 
-def _time(result: ArchitectureComparison, name: str) -> Value:
-    row = result.table.loc[name]
-    return Value(fmt.known(row["median_ms"]), "ms", fmt.known_bounds((row["ci_low_ms"], row["ci_high_ms"])))
-
-
-def _verdict(result: ArchitectureComparison, timed: Sequence[str]) -> Verdict:
+def _verdict(result: ArchitectureComparison, timed: Mapping[str, float]) -> Verdict:
     """Describe which architecture is fastest, by how much, and where the slowest one spends its time."""
     step = "training step" if result.training else "inference step"
-    if not timed:
-        return Verdict("open", "No architecture was timed")
-    fastest, slowest, short = timed[0], timed[-1], [_short(name) for name in timed]
-    took = f"{fmt.duration(_time(result, fastest).number)} per {step}"
-    if fastest == slowest:
+    (fastest, *others), short = timed, [_short(name) for name in timed]
+    took = f"{fmt.duration(timed[fastest])} per {step}"
+    if not others:
         return Verdict("none", f"{short[0]} takes {took}")
-    pairs = [_against(result, fastest, name) for name in timed[1:]]
-    if not _differs(pairs[-1]):
+    pairs = [_against(result, fastest, name) for name in others]
+    if pairs[-1].verdict not in _DIFFERENT:
         if all(pair.verdict == "same" for pair in pairs):
             within = fmt.share(result.equal_within)
             return Verdict("none", f"{_listed(short)} take the same time within {within}, {took}")
         return Verdict("open", f"No difference in time is detectable between {_listed(short)}, about {took}")
-    alike = [name for name, pair in zip(short[1:], pairs, strict=True) if not _differs(pair)]
+    alike = [name for name, pair in zip(short[1:], pairs, strict=True) if pair.verdict not in _DIFFERENT]
     first = f"{short[0]} is the fastest at {took}"
     if alike:
         first = f"{_listed([short[0], *alike])} are the fastest at {took}, with no detectable difference"
     effect = fmt.with_interval(fmt.ratio(pairs[-1].ratio), pairs[-1].ratio, pairs[-1].interval)
-    return Verdict("none", f"{first}; {short[-1]} takes {effect} as long", _why(result, fastest, slowest))
+    return Verdict("none", f"{first}; {short[-1]} takes {effect} as long", _why(result, fastest, others[-1]))
 
 
 def _short(name: str) -> str:
@@ -136,66 +121,37 @@ def _listed(names: Sequence[str]) -> str:
 
 def _against(result: ArchitectureComparison, baseline: str, name: str) -> Effect:
     """Return how an architecture's time compares with the baseline's, regardless of the order of the pair."""
-    for row in result.ratios.itertuples(index=False):
-        pair, ratio = (str(row.a), str(row.b)), fmt.known(row.ratio)
-        if set(pair) != {baseline, name} or ratio is None:
-            continue
-        bounds, verdict = fmt.known_bounds((row.ci_low, row.ci_high)), str(row.verdict)
-        if pair[0] == name:
-            ratio, bounds = 1 / ratio, bounds and (1 / bounds[1], 1 / bounds[0])
-            verdict = {"faster": "slower", "slower": "faster"}.get(verdict, verdict)
-        return Effect(name, ratio, bounds, verdict, _reservation(ratio, bounds, verdict))
-    return Effect(name, None, verdict="not measured")
-
-
-def _reservation(ratio: float, bounds: Interval | None, verdict: str) -> str:
-    if bounds is None:
-        return "There are too few measurements for an interval."
-    if verdict != "inconclusive":
-        return ""
-    if not bounds[0] <= 1 <= bounds[1]:
-        return f"Likely {'slower' if ratio > 1 else 'faster'}, but not significant after correction for all pairs."
-    return (
-        f"No difference is detectable, but one of up to {fmt.share(max(abs(end - 1) for end in bounds))} is possible."
-    )
-
-
-def _differs(pair: Effect) -> bool:
-    """Return whether two times differ according to the verdict, or at least according to the interval."""
-    if pair.verdict == "inconclusive" and pair.interval is not None:
-        return not pair.interval[0] <= 1 <= pair.interval[1]
-    return pair.verdict in ("faster", "slower")
+    row = result.ratios[result.ratios[["a", "b"]].isin([baseline, name]).all(axis=1)].iloc[0]
+    ratio, bounds, verdict = float(row["ratio"]), fmt.known_bounds((row["ci_low"], row["ci_high"])), row["verdict"]
+    if row["a"] == name:
+        ratio, bounds = 1 / ratio, bounds and (1 / bounds[1], 1 / bounds[0])
+        verdict = {"faster": "slower", "slower": "faster"}.get(verdict, verdict)
+    if verdict != "inconclusive" or bounds is None:
+        return Effect(name, ratio, bounds, verdict)
+    largest = fmt.share(max(abs(end - 1) for end in bounds))
+    detail = f"No difference is detectable, but one of up to {largest} is possible."
+    return Effect(name, ratio, bounds, verdict, detail)
 
 
 def _why(result: ArchitectureComparison, fastest: str, slowest: str) -> str:
     """Describe where the slowest architecture spends more time than the fastest."""
-    parts = part_times(result, "kind")
-    more = [(times[slowest] - times[fastest], mark.word) for mark, times in parts if {fastest, slowest} <= set(times)]
-    if not more:
-        return ""
-    listed = (
+    more = [(times[slowest] - times[fastest], mark.word) for mark, times in part_times(result, "kind")]
+    changes = ", ".join(
         f"{word} {'−' if ms < 0 else '+'}{fmt.duration(abs(ms))}" for ms, word in sorted(more, reverse=True) if ms
     )
     total = fmt.duration(sum(ms for ms, _ in more))
-    return (
-        f"{_short(slowest)} takes {total} more per step than {_short(fastest)}, by kind of layer: {', '.join(listed)}."
-    )
+    return f"{_short(slowest)} takes {total} more per step than {_short(fastest)}, by kind of layer: {changes}."
 
 
 def part_times(result: ArchitectureComparison, by: str) -> list[tuple[Mark, dict[str, float]]]:
     """Return the milliseconds of each part in the measured architectures, without parts that take no time.
 
-    Parameters
-    ----------
-    by : str
-        ``kind`` of layer, or ``phase``.
+    The parts are kinds of layer (``kind``) or phases (``phase``).
     """
     rows = result.shares[result.shares["by"] == by]
     times = rows.pivot_table("ms", "part", "name", aggfunc="sum", fill_value=0.0, sort=False)
     taken = times[times.gt(0).any(axis=1)].to_dict("index")
-    marks = [palette.KINDS.get(str(part)) or palette.mark(str(part)) for part in taken]
-    by_name = [{str(name): float(ms) for name, ms in times_of.items()} for times_of in taken.values()]
-    return list(zip(marks, by_name, strict=True))
+    return [(palette.KINDS.get(str(part)) or palette.mark(str(part)), of_names) for part, of_names in taken.items()]
 
 
 def _sections(result: ArchitectureComparison, timed: Sequence[str]) -> Iterator[Section]:
@@ -212,25 +168,20 @@ def _option(result: ArchitectureComparison, metric: _Metric) -> Iterator[Section
     if not values:
         return
     least, *others = values
-    timed = metric.unit == "ms"
-    if timed:
+    if timed := metric.unit == "ms":
         for by, word in (("kind", "kind of layer"), ("phase", "phase")):
             title = f"Where a step's time goes, by {word}"
             yield Bars(title, "ms", tuple(_stacks(values, part_times(result, by))))
     else:
-        table = result.table[list(metric.parts)].astype("Float64").fillna(0.0)
         whole = Mark(metric.title, palette.SLATE, "█", "solid")
-        parts = [
-            (_PASSES.get(part, whole), {str(name): float(value) for name, value in table[part].items()})
-            for part in metric.parts
-        ]
+        parts = [(_PASSES.get(part, whole), result.table[part].to_dict()) for part in metric.parts]
         yield Bars(metric.title, metric.unit, tuple(_stacks(values, parts)))
     if others:
         counted = [Effect(name, values[name] / values[least]) for name in others if values[least] > 0]
         rows = [_against(result, least, name) for name in others] if timed else counted
         title, within = f"{metric.title} against {_short(least)}", result.equal_within if timed else None
         yield Effects(title, tuple(rows), within, head="architecture")
-    yield from _layers(result, metric, list(values))
+    yield from _layers(result, metric, values)
 
 
 def _stacks(totals: Mapping[str, float], parts: Sequence[tuple[Mark, Mapping[str, float]]]) -> Iterator[Bar]:
@@ -239,37 +190,35 @@ def _stacks(totals: Mapping[str, float], parts: Sequence[tuple[Mark, Mapping[str
             yield Bar(name, held, total)
 
 
-def _layers(result: ArchitectureComparison, metric: _Metric, names: Sequence[str]) -> Iterator[Table]:
+def _layers(result: ArchitectureComparison, metric: _Metric, totals: Mapping[str, float]) -> Iterator[Table]:
     """Yield the layers of all architectures in a single tree, so that they share one scale."""
-    word, columns = metric.of_layers
-    rows: list[tuple[Cell, ...]] = []
-    parents, weights, full = list[int](), list[float](), list[str]()
-    for name in names:
-        if (layers := result.layers.get(name)) is None or layers[list(columns)].isna().all(axis=None):
+    columns = list(metric.layer_parts)
+    frames, parents, full = list[pd.DataFrame](), list[int](), list[str]()
+    for name, total in totals.items():
+        if (layers := result.layers.get(name)) is None or layers[columns].isna().all(axis=None):
             continue
         modules, special = split_layers(layers)
-        (labels, above), begin = nested(modules), len(rows)
+        (labels, above), begin = nested(modules), len(parents)
         frame = pd.concat([modules, special])
-        values = frame[list(columns)].astype("Float64").sum(axis=1, min_count=1)
+        values = frame[columns].astype("Float64").sum(axis=1, min_count=1)
         if metric.unit == "ms":  # shares of a traced step, applied to the timed step
-            values = values * (_time(result, name).number or np.nan)
-        named = labels if above.count(-1) > 1 else (name, *labels[1:])  # here, a model is identified by its name
+            values *= total
+        named = labels if above.count(-1) > 1 else [name, *labels[1:]]  # here, a model is identified by its name
         labels = [*named, *(f"{name} {row}" for row in special.index)]
-        for label, kind, module, value in zip(labels, frame["kind"], frame["module"], values, strict=True):
-            mark = None if pd.isna(kind) else palette.KINDS.get(str(kind))
-            rows.append((label, mark, None if pd.isna(module) else str(module), fmt.known(value)))
+        kinds = frame["kind"].astype(object).map(palette.KINDS)
+        frames.append(pd.DataFrame({"layer": labels, "kind": kinds, "module": frame["module"], "value": values}))
         parents += [parent if parent < 0 else parent + begin for parent in (*above, *[-1] * len(special))]
-        weights += [fmt.known(value) or 0.0 for value in values]
         full += [str(row) if str(row).startswith(name) else f"{name}: {row}" for row in frame.index]
-    heads = (
-        Column("layer"),
-        Column("kind", priority=1, help="of work, according to the layer's own operators"),
-        Column("module", priority=2),
-        Column(word, metric.unit, bar=True, help="including the layers inside"),
-    )
-    if rows:
-        title = f"Layers side by side: {word}"
-        yield Table(title, heads, rows, Nesting(parents, weights), noun="layer", names=full)
+    heads = {
+        "layer": Column("layer"),
+        "kind": Column("kind", priority=1, help="of work, according to the layer's own operators"),
+        "module": Column("module", priority=2),
+        "value": Column(metric.of_layers, metric.unit, bar=True, help="including the layers inside"),
+    }
+    if frames:
+        rows = pd.concat(frames)
+        tree = Nesting(parents, rows["value"].fillna(0.0).tolist())
+        yield Table.of(f"Layers side by side: {metric.of_layers}", rows, heads, nesting=tree, noun="layer", names=full)
 
 
 def _costs(result: ArchitectureComparison, timed: Sequence[str]) -> Table:
@@ -305,13 +254,13 @@ def _all_pairs(result: ArchitectureComparison) -> Table:
         "p_holm": Column("p", "number", 2, help="corrected for the number of pairs (Holm)"),
         "smallest_detectable": Column("detectable", "share", 3, help="the smallest difference that would be detected"),
     }
-    far = np.abs(np.log(result.ratios["ratio"].astype("Float64").to_numpy(float, na_value=np.nan)))
-    return Table.of("Every pair", result.ratios.iloc[np.argsort(-far, kind="stable")], columns, noun="pair")
+    ratios = result.ratios.astype({"ratio": "Float64"})
+    pairs = ratios.sort_values("ratio", key=lambda ratio: -np.abs(np.log(ratio)), kind="stable")
+    return Table.of("Every pair", pairs, columns, noun="pair")
 
 
 def _notes(result: ArchitectureComparison) -> Iterator[str]:
-    pairs = len(result.ratios)
-    if pairs > 1:
+    if (pairs := len(result.ratios)) > 1:
         yield (
             f"Intervals of ratios (95 %) hold simultaneously for all {pairs} pairs, and verdicts are corrected for the "
             "number of pairs."

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfnb import quantities as fmt
 from perfnb.draw import palette
-from perfnb.draw.document import Axis, Column, Document, Figure, Line, Section, Series, Table, Unit, Value, Verdict
+from perfnb.draw.document import Axis, Column, Document, Figure, Line, Series, Table, Unit, Verdict, cells_of
 from perfnb.draw.palette import Mark
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def scaling_document(study: ScalingStudy) -> Document:
     It shows the law in a sentence, a chart with logarithmic axes, and the results at each size.
     """
     sizes = study.table["size"]
+    band = () if study.law.exponent_ci is None else ("low_ms", "high_ms")  # two sizes have no interval
     return Document(
         "scaling study",
         device=study.device,
@@ -30,7 +31,7 @@ def scaling_document(study: ScalingStudy) -> Document:
         figures=tuple(_figures(study)),
         facts=(f"{fmt.counted(len(sizes), 'size')} from {size_words(sizes.iloc[0])} to {size_words(sizes.iloc[-1])}",),
         sections=(
-            _chart(study, "Step time by size", "ms", "median_ms", ("ci_low_ms", "ci_high_ms"), ("low_ms", "high_ms")),
+            _chart(study, "Step time by size", "ms", "median_ms", ("ci_low_ms", "ci_high_ms"), band),
             *([_chart(study, "Peak memory by size", "bytes", "peak_bytes")] if study.memory_law is not None else []),
             _table(study),
         ),
@@ -44,16 +45,10 @@ def size_words(size: float) -> str:
 
 
 def _figures(study: ScalingStudy) -> Iterator[Figure]:
-    law, last = study.law, study.table["size"].iloc[-1]
-    if law.broken is None:
-        yield Figure("exponent of time", law.exponent, "number", law.exponent_ci)
-    else:
-        yield Figure(f"exponent up to {size_words(law.broken.below)}", law.broken.exponent_below, "number")
-        yield Figure(f"from {size_words(law.broken.above)}", law.broken.exponent_above, "number")
     if study.memory_law is not None:
         yield Figure("exponent of peak memory", study.memory_law.exponent, "number")
-    if law.broken is None:
-        twice = study.predict(2 * last)
+    if study.law.broken is None:
+        twice = study.predict(2 * study.table["size"].iloc[-1])
         yield Figure(f"predicted at {size_words(twice.size)}", twice.median_ms, "ms", fmt.known_bounds(twice.ci_ms))
         if twice.peak_bytes is not None:
             yield Figure(f"peak memory at {size_words(twice.size)}", twice.peak_bytes, "bytes")
@@ -81,40 +76,27 @@ def _verdict(study: ScalingStudy) -> Verdict:
 
 def _chart(
     study: ScalingStudy, title: str, unit: Unit, name: str, measured: tuple[str, ...] = (), band: tuple[str, ...] = ()
-) -> Section:
+) -> Series:
     """Return the law's curve with its band, and the measurements on it."""
     curve = study.curve
-    at = curve["size"].tolist()
     table = study.table.set_index("size").reindex(curve["size"])
-    bounded = all(curve[end].map(fmt.known).notna().all() for end in band)
     lines = (
-        Line(_LAW, list(map(fmt.known, curve[name])), *(list(map(fmt.known, curve[end])) for end in band if bounded)),
-        Line(_MEASURED, list(map(fmt.known, table[name])), *(list(map(fmt.known, table[end])) for end in measured)),
+        Line(_LAW, *(cells_of(curve[column]) for column in (name, *band))),
+        Line(_MEASURED, *(cells_of(table[column]) for column in (name, *measured))),
     )
-    return Series(title, Axis("size", "count", log=True), Axis("", unit, log=True), at, lines)
+    return Series(title, Axis("size", "count", log=True), Axis("", unit, log=True), curve["size"].tolist(), lines)
 
 
 def _table(study: ScalingStudy) -> Table:
-    columns = (
-        Column("size"),
-        Column("measured", "ms"),
-        Column("predicted", "ms", help="by the law, with its 95 % interval for a new median"),
-        Column("off by", "share", 1, help="measured relative to predicted"),
-        Column("peak memory", "bytes", 1),
-        Column("FLOPs", "flops", 2),
-    )
-    rows = []
-    row: Any
-    for row in study.table.itertuples(index=False):
-        predicted = study.predict(row.size)
-        rows.append(
-            (
-                size_words(row.size),
-                Value(row.median_ms, "ms", fmt.known_bounds((row.ci_low_ms, row.ci_high_ms))),
-                Value(predicted.median_ms, "ms", fmt.known_bounds(predicted.ci_ms)),
-                fmt.known(row.residual),
-                fmt.known(row.peak_bytes),
-                fmt.known(row.flops),
-            )
-        )
-    return Table("Measurements by size", columns, rows, noun="size")
+    columns = {
+        "size": Column("size"),
+        ("median_ms", "ci_low_ms", "ci_high_ms"): Column("measured", "ms"),
+        ("predicted_ms", "low_ms", "high_ms"): Column(
+            "predicted", "ms", help="by the law, with its 95 % interval for a new median"
+        ),
+        "residual": Column("off by", "share", 1, help="measured relative to predicted"),
+        "peak_bytes": Column("peak memory", "bytes", 1),
+        "flops": Column("FLOPs", "flops", 2),
+    }
+    shown = study.table.merge(study.curve[["size", "low_ms", "high_ms"]], on="size")
+    return Table.of("Measurements by size", shown.assign(size=shown["size"].map(size_words)), columns, noun="size")

@@ -13,13 +13,11 @@ from perfnb.ranks.lanes import StepLanes
 
 #: The maximum numbers of ranks and collectives in the picture.
 _MOST, _MOST_LINES = 64, 40
-#: The width of the picture, the width of the column of rank numbers, the minimum and maximum height of a lane, and the
-#: maximum height of all lanes.
-_WIDTH, _LEFT, _LOW, _HIGH, _ALL = 900, 46, 9, 26, 640
-_LINES = (
-    "Each line joins the arrivals of the ranks at a collective, and its dot marks the last arrival. The rank that is "
-    "farthest to the left waited longest."
-)
+#: The width of the picture, the width of the column of rank numbers, and the minimum and maximum height of a lane.
+_WIDTH, _LEFT, _LOW, _HIGH = 900, 46, 11, 26
+#: The maximum height of all lanes, unless they have their minimum height.
+_ALL = 640
+_LINES = "Each line joins the arrivals of the ranks at a collective, and its dot marks the last arrival."
 
 
 def lanes_picture(lanes: StepLanes) -> Picture:
@@ -46,46 +44,40 @@ def _lanes_text(lanes: StepLanes, width: int) -> list[str]:
 def _lanes_html(lanes: StepLanes, title: str) -> str:
     """Draw the lanes as a picture, with a line that joins the arrivals at each collective."""
     ranks = _ranks(lanes)
-    high = float(min(_HIGH, max(_LOW, _ALL / max(len(ranks), 1))))
+    high = min(_HIGH, max(_LOW, _ALL / len(ranks)))
     top: dict[Any, float] = {rank: place * high for place, rank in enumerate(ranks)}
     scale = (_WIDTH - _LEFT) / max(lanes.span_ms, 1e-9)
-    drawn = [_rank_label(rank, top[rank], high) for rank in ranks]
+    drawn = [svg.label(_LEFT - 6, top[rank] + high / 2 + 4, "end", str(rank)) for rank in ranks]
     for (rank, part), rows in lanes.lanes[lanes.lanes["rank"].isin(ranks)].groupby(["rank", "part"], sort=False):
         boxes = zip(rows["start_ms"], rows["end_ms"], strict=True)
         path = "".join(svg.box(_LEFT + a * scale, top[rank] + 1, (b - a) * scale, high - 2) for a, b in boxes)
-        drawn.append(f'<path d="{path}" fill="{_mark(part).colour}">{_on_hover(_mark(part).word)}</path>')
+        mark = _mark(part)
+        drawn.append(f'<path d="{path}" fill="{mark.colour}"><title>{escape.html(mark.word)}</title></path>')
     arrivals = lanes.arrivals[lanes.arrivals["rank"].isin(ranks)].sort_values("rank")
-    longest = arrivals.groupby("place")["waiting_ms"].max().astype(float).nlargest(_MOST_LINES)
+    longest = arrivals.groupby("place")["waiting_ms"].max().nlargest(_MOST_LINES)
     for place, waited in longest.items():
         rows = arrivals[arrivals["place"] == place]
-        points = [
-            (_LEFT + at * scale, top[rank] + high / 2) for rank, at in zip(rows["rank"], rows["at_ms"], strict=True)
-        ]
+        x, y = _LEFT + rows["at_ms"] * scale, rows["rank"].map(top) + high / 2
+        path = "L".join(f"{a:.1f} {b:.1f}" for a, b in zip(x, y, strict=True))
         last = int(rows["at_ms"].to_numpy().argmax())
-        arrived = f"{rows['kind'].iloc[0]}: rank {rows['rank'].iloc[last]} arrived last"
-        line = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-        words = _on_hover(f"{arrived}, {fmt.duration(waited)} after the first")
-        drawn.append(f'<path d="M{line}" fill="none" stroke="currentColor">{words}</path>')
-        drawn.append(f'<circle cx="{points[last][0]:.1f}" cy="{points[last][1]:.1f}" r="2.5" fill="currentColor"/>')
+        arrived = f"{rows['kind'].iloc[last]}: rank {rows['rank'].iloc[last]} arrived last"
+        words = escape.html(f"{arrived}, {fmt.duration(waited)} after the first")
+        drawn.append(f'<path d="M{path}" fill="none" stroke="currentColor"><title>{words}</title></path>')
+        drawn.append(f'<circle cx="{x.iloc[last]:.1f}" cy="{y.iloc[last]:.1f}" r="2.5" fill="currentColor"/>')
     keys = " &nbsp; ".join(f"{tables.key(mark)}&nbsp;{escape.html(mark.word)}" for mark in _marks(lanes))
     said = escape.html_sentence(f"{_longest(lanes)} {_LINES}") if len(longest) else ""
     picture = svg.picture(drawn, _WIDTH, high * len(ranks), title)
     return f'{picture}<p>{keys}</p><p class="pf-small">{said}</p>'
 
 
-def _on_hover(words: str) -> str:
-    return f"<title>{escape.html(words)}</title>"
-
-
 def _longest(lanes: StepLanes) -> str:
     """Return a sentence about the collective with the step's longest wait."""
-    if not len(lanes.arrivals):
+    arrivals = lanes.arrivals
+    if not arrivals["waiting_ms"].max() > 0:
         return ""
-    place = lanes.arrivals["place"].iloc[int(lanes.arrivals["waiting_ms"].to_numpy().argmax())]
-    rows = lanes.arrivals[lanes.arrivals["place"] == place]
-    last, first = rows[rows["is_last"]].iloc[0], rows.iloc[int(rows["at_ms"].to_numpy().argmin())]
-    if not rows["waiting_ms"].max() > 0:
-        return ""
+    place = arrivals.nlargest(1, "waiting_ms")["place"].iloc[0]
+    rows = arrivals[arrivals["place"] == place].sort_values("at_ms", kind="stable")
+    first, last = rows.iloc[0], rows.iloc[-1]
     return (
         f"Longest wait: {escape.plain(last['kind'], 40)}, at which rank {first['rank']} arrived first after "
         f"{fmt.duration(first['at_ms'])}, and rank {last['rank']} last after {fmt.duration(last['at_ms'])}."
@@ -103,11 +95,3 @@ def _marks(lanes: StepLanes) -> list[Mark]:
 
 def _mark(part: object) -> Mark:
     return palette.RANK_PARTS.get(str(part)) or palette.mark(str(part))
-
-
-def _rank_label(rank: object, y: float, high: float) -> str:
-    size = min(11.0, high)
-    return (
-        f'<text x="{_LEFT - 6}" y="{y + high / 2 + size / 3:.1f}" font-size="{size:.1f}" text-anchor="end" '
-        f'fill="currentColor">{escape.html(rank)}</text>'
-    )

@@ -1,12 +1,9 @@
-"""Show several ranks of one job as a document.
-
-The document shows the cause of the delay, each rank's step, and which ranks waited for others.
-"""
+"""Show several ranks of one job: the cause of the delay, each rank's step, and which ranks waited for others."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from perfnb import quantities as fmt
 from perfnb.draw import palette
@@ -18,11 +15,13 @@ from perfnb.ranks.findings import listed
 from perfnb.ranks.lanes_view import lanes_picture
 from perfnb.ranks.summary import RanksSummary
 
-#: The maximum numbers of ranks and steps in pictures, and of findings in the table.
-_MOST, _MOST_STEPS, _MOST_FINDINGS = 64, 60, 4
+#: The maximum numbers of ranks and steps in pictures.
+_MOST, _MOST_STEPS = 64, 60
 #: A note is added if the durations of traced and timed steps differ by more than this factor.
 _UNLIKE = 1.5
 _COLUMNS = {
+    "rank": Column("rank"),
+    "file": Column("file", priority=3),
     "wall_ms": Column("step", "ms"),
     "computation_ms": Column("computing", "ms", priority=1),
     "communication_ms": Column("communicating", "ms", help="with or without computing at the same time"),
@@ -30,6 +29,7 @@ _COLUMNS = {
     "waiting_ms": Column("waiting", "ms", help="in collectives, for the last rank to arrive"),
     "copying_ms": Column("copying alone", "ms", help="copying without computing or communicating"),
     "idle_ms": Column("idle", "ms", priority=1, help="idle time of a GPU between its first and last work in the step"),
+    "clock_ms": Column("clock ahead", "ms", 2, help="relative to the first rank that shares collectives with it"),
 }
 
 
@@ -46,10 +46,7 @@ class JobSteps:
 def ranks_document(
     summary: RanksSummary, steps: JobSteps, findings: Findings, buckets: BucketSizes | None = None
 ) -> Document:
-    """Return the document about the ranks of a job.
-
-    The document shows the cause of the job's delay, each rank's mean step, and which ranks waited for others.
-    """
+    """Return the document about the ranks of a job."""
     count, size = fmt.counted(len(summary.names), "rank"), summary.doubts.world_size
     return Document(
         "ranks",
@@ -121,10 +118,7 @@ def _sections(summary: RanksSummary, findings: Findings) -> Iterator[Section]:
     if summary.lanes is not None:
         yield lanes_picture(summary.lanes)
     if len(findings.table) > (findings.verdict.finding is not None):  # the verdict covers a single finding
-        count = len(findings.table)
-        of = f" ({_MOST_FINDINGS} of {count}; .findings contains all of them)" if count > _MOST_FINDINGS else ""
-        cards = finding_cards(findings, f"What each finding costs at most per step{of}")
-        yield replace(cards, cards=cards.cards[:_MOST_FINDINGS])
+        yield finding_cards(findings, "What each finding costs at most per step")
     yield _table(summary)
 
 
@@ -134,58 +128,44 @@ def _bars(summary: RanksSummary) -> Bars:
     If the collectives run on the host, the bar is divided into phases, and otherwise into parts of the GPUs' time.
     """
     hosts = {rank: host.phases.mean() for rank, host in summary.host.items() if host is not None}
-    if len(hosts) == len(summary.names):
+    if on_host := len(hosts) == len(summary.names):
         parts = {rank: {palette.mark(str(phase)): ms for phase, ms in means.items()} for rank, means in hosts.items()}
-        title = "Time in the mean step"
     else:
         frame = summary.parts.reindex(list(summary.names))
         marks = [palette.RANK_PARTS[str(name)] for name in frame]
         parts = {int(rank): dict(zip(marks, row, strict=True)) for rank, *row in frame.itertuples()}
-        title = "GPU time in the mean step"
-    more = f" (the first {_MOST} ranks)" if len(parts) > _MOST else ""
     bars = [
         Bar(f"rank {rank}", tuple(Part(mark, fmt.known(ms) or 0.0) for mark, ms in part.items()))
         for rank, part in list(parts.items())[:_MOST]
     ]
-    return Bars(title + more, "ms", tuple(bars))
+    more = f" (the first {_MOST} ranks)" if len(parts) > _MOST else ""
+    return Bars(f"{'Time' if on_host else 'GPU time'} in the mean step{more}", "ms", tuple(bars))
 
 
 def _table(summary: RanksSummary) -> Table:
-    means = summary.times.groupby("rank")[list(_COLUMNS)].mean().reindex(list(summary.names))
-    means["clock"] = summary.clocks["ahead_us"].reindex(means.index) / 1e3
+    means = summary.times.groupby("rank").mean().reindex(list(summary.names))
     unlike = len(set(summary.names.values())) > 1
-    rows = [
-        (f"{rank}", summary.names[rank] if unlike else "", *map(fmt.known, row)) for rank, *row in means.itertuples()
-    ]
-    columns = (
-        Column("rank"),
-        Column("file", priority=3),
-        *_COLUMNS.values(),
-        Column("clock ahead", "ms", priority=2, help="relative to the first rank that shares collectives with it"),
+    shown = means.reset_index().assign(
+        rank=[str(rank) for rank in means.index],
+        file=list(summary.names.values()) if unlike else "",
+        clock_ms=summary.clocks["ahead_us"].reindex(means.index).array / 1e3,
     )
-    return Table("Mean over each rank's steps", columns, rows, budget=Budget(_MOST, _MOST), noun="rank")
+    return Table.of("Mean over each rank's steps", shown, _COLUMNS, budget=Budget(_MOST, _MOST), noun="rank")
 
 
 def _notes(summary: RanksSummary, steps: JobSteps, findings: Findings, buckets: BucketSizes | None) -> Iterator[str]:
-    """Yield reasons for doubt, the cost of the DDP buckets, the clock offsets, and explanations of the terms."""
-    if steps.timed_ms:
-        ms = max(steps.timed_ms.values())
-        if not 1 / _UNLIKE <= steps.traced_ms / ms <= _UNLIKE:
-            yield (
-                f"Traced steps took {fmt.duration(steps.traced_ms)}, unlike timed steps. This may be due to other work "
-                "on the machine, uneven steps or the cost of tracing. Profile again before you trust these figures."
-            )
+    """Yield reasons for doubt, the cost of the DDP buckets, and the accuracy of the clock offsets."""
+    if steps.timed_ms and not 1 / _UNLIKE <= steps.traced_ms / max(steps.timed_ms.values()) <= _UNLIKE:
+        yield (
+            f"Traced steps took {fmt.duration(steps.traced_ms)}, unlike timed steps. This may be due to other work on "
+            "the machine, uneven steps or the cost of tracing. Profile again before you trust these figures."
+        )
     yield from _doubts(summary)
     if findings.verdict.finding is not None and not summary.matched:
         yield _why_unmatched(summary)
     if buckets is not None:
         yield bucket_sentence(buckets)
     yield from _clocks(summary)
-    idle = "" if summary.doubts.on_host else " A GPU's idle time is between its first and last work in the step."
-    yield (
-        "Communication alone means that nothing computes at the same time. Waiting is the time in collectives until "
-        f"the last rank arrives.{idle}"
-    )
 
 
 def _clocks(summary: RanksSummary) -> Iterator[str]:
@@ -204,14 +184,8 @@ def _clocks(summary: RanksSummary) -> Iterator[str]:
         )
     others = known[(known["reference"] != known.index).fillna(False)]
     if len(others):
-        rank = others["ahead_us"].abs().sort_values(ascending=False, kind="stable").index[0]
-        ahead, spread, reference, count = others.loc[rank, ["ahead_us", "spread_us", "reference", "collectives"]]
-        apart, sure = (fmt.duration(abs(us) / 1e3) for us in (ahead, spread))
-        yield (
-            f"Clocks are aligned by the ends of collectives. The clock of rank {rank} is {apart} "
-            f"{'ahead of' if ahead >= 0 else 'behind'} that of rank {reference:.0f} (± {sure}, {count:,.0f} "
-            "collectives). Waiting times are corrected for this."
-        )
+        spread = fmt.duration(others["spread_us"].max() / 1e3)
+        yield f"Clocks are aligned by the ends of collectives (± {spread}), and waiting times are corrected for this."
 
 
 def _doubts(summary: RanksSummary) -> Iterator[str]:
@@ -221,10 +195,6 @@ def _doubts(summary: RanksSummary) -> Iterator[str]:
         yield (
             f"Only {loaded:,} of {fmt.counted(doubts.world_size or 0, 'rank')} {are} loaded. Some of the waits may be "
             f"for ranks that are missing ({doubts.absent:,})."
-        )
-    elif doubts.world_size is not None and loaded > doubts.world_size:
-        yield (
-            f"According to its traces, the job has {fmt.counted(doubts.world_size, 'rank')}, but {loaded:,} are loaded."
         )
     if doubts.world_sizes:
         sizes = "; ".join(f"{size:,} ({listed(ranks)})" for size, ranks in sorted(doubts.world_sizes.items()))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.draw.document import Axis, Budget, Column, Document, Dot, Figure, Scatter, Section, Table, Verdict, words
+from perfnb.draw.document import Axis, Budget, Column, Document, Dot, Figure, Scatter, Section, Table, Verdict, cells_of
 from perfnb.draw.palette import BLUE, DARK, GREY, SKY, Mark
 from perfnb.draw.tab import Tab
 
@@ -71,9 +71,9 @@ def roofline_verdict(roofline: RooflineLevels) -> Verdict:
 
 
 def _figures(roofline: RooflineLevels) -> Iterator[Figure]:
-    peak = f"of the measured {roofline.dtype} peak" if roofline.dtype else "of the measured peak"
     if roofline.utilisation is not None:
-        yield Figure("utilisation", roofline.utilisation, "share", basis=f"{peak}, over a timed step")
+        basis = f"of the measured {roofline.dtype} peak, over a timed step"
+        yield Figure("utilisation", roofline.utilisation, "share", basis=basis)
     yield Figure("arithmetic per step", roofline.flops, "flops", basis="counted from formulas")
     for dtype, rate in roofline.peaks.items():
         reached = "reached by this step" if dtype in roofline.refuted else "measured with large products"
@@ -86,22 +86,21 @@ def _sections(roofline: RooflineLevels) -> Iterator[Section]:
     is_op = points["kind"] == "op"
     layers, ops = points[~is_op], points[is_op]
     drawn, noun = (layers, "layer") if len(layers) else (ops, "op")
-    dots = tuple(
-        Dot(str(row.name), float(row.intensity), float(row.achieved_flops_per_s), _BOUNDS[_bound(row)])
-        for row in _rows(drawn.head(MOST_LAYERS))
-        if (fmt.known(row.intensity) or 0) > 0 and (fmt.known(row.achieved_flops_per_s) or 0) > 0
-    )
+    heaviest = drawn.head(MOST_LAYERS)
+    marks = heaviest["bound"].astype(object).fillna("").map(_BOUNDS)
+    places = (cells_of(heaviest[name]) for name in ("intensity", "achieved_flops_per_s"))
+    dots = [Dot(name, x, y, mark) for name, x, y, mark in zip(heaviest["name"], *places, marks, strict=True) if x and y]
     yield Scatter(
         f"{noun.capitalize()}s under the roof",
         Axis("arithmetic intensity, FLOP per byte moved", "number", log=True),
         Axis("achieved", "flops/s", log=True),
-        dots,
-        tuple(_roofs(roofline, [dot.x for dot in dots])) if dots else (),
+        tuple(dots),
+        tuple(_roofs(roofline, [dot.x for dot in dots])),
         selects="roofline",
     )
     if len(layers):
-        yield _table("Layers", layers, MOST_LAYERS, Budget(8, 15), "layer", "roofline")
-    yield _table("Ops", ops, MOST_OPS, Budget(4, 8), "op", "" if len(layers) else "roofline")
+        yield _table(layers, MOST_LAYERS, Budget(8, 15), "layer", "roofline")
+    yield _table(ops, MOST_OPS, Budget(4, 8), "op", "" if len(layers) else "roofline")
     columns = {
         "op": Column("op"),
         "calls": Column("calls", "count"),
@@ -116,18 +115,20 @@ def _roofs(roofline: RooflineLevels, across: list[float]) -> Iterator[tuple[Mark
     """Yield the roof for each dtype, which rises with the memory bandwidth up to the ceiling of the arithmetic."""
     bandwidth = roofline.bandwidth
     peaks = {dtype: peak for dtype, peak in roofline.peaks.items() if peak > 0}
-    ridges = [peak / bandwidth for peak in peaks.values()] if bandwidth else []
+    if not peaks or not bandwidth:
+        return
+    ridges = [peak / bandwidth for peak in peaks.values()]
     left, right = min([*across, *ridges]) / _SPARE, max([*across, *ridges]) * _SPARE
     for (dtype, peak), colour in zip(peaks.items(), (DARK, GREY) * len(peaks), strict=False):
-        slope = ((left, left * bandwidth), (peak / bandwidth, peak)) if bandwidth else ((left, peak),)
-        yield Mark(f"{dtype}: {words(peak, 'flops/s')}", colour, "─", "none"), (*slope, (right, peak))
+        line = (left, left * bandwidth), (peak / bandwidth, peak), (right, peak)
+        yield Mark(f"{dtype}: {fmt.flops(peak)}/s", colour, "─", "none"), line
 
 
 #: The sections where a row selects the row of the same name.
 _SHOWN = {"layer": (("layers", "Show in the layers"),), "op": (("ops", "Show in the ops"),)}
 
 
-def _table(title: str, points: pd.DataFrame, most: int, budget: Budget, noun: str, key: str = "") -> Table:
+def _table(points: pd.DataFrame, most: int, budget: Budget, noun: str, key: str = "") -> Table:
     columns = {
         "name": Column(noun),
         "bound": Column("bound", help="The limit: arithmetic to the right of the ridge, memory bandwidth to the left"),
@@ -141,19 +142,10 @@ def _table(title: str, points: pd.DataFrame, most: int, budget: Budget, noun: st
         "efficiency": Column("of the roof", "share", bar=True, help="Achieved over attainable FLOP/s"),
     }
     shown, left = points.head(most), max(0, len(points) - most)
-    marks = [replace(_BOUNDS[bound], word=bound) if (bound := _bound(row)) else "" for row in _rows(shown)]
-    more = f"; {left:,} shorter ones are not listed" if left else ""
-    named = f"{title} by time{more}"
-    shown = shown.assign(bound=pd.Series(marks, shown.index, dtype=object))
-    return Table.of(named, shown, columns, budget=budget, noun=noun, selects=_SHOWN[noun], key=key)
-
-
-def _rows(frame: pd.DataFrame) -> Any:
-    return frame.itertuples(index=False)
-
-
-def _bound(row: Any) -> str:
-    return str(row.bound) if not pd.isna(row.bound) and row.bound in _BOUNDS else ""
+    title = f"{noun.capitalize()}s by time" + (f"; {left:,} shorter ones are not listed" if left else "")
+    marks = {bound: replace(mark, word=bound) for bound, mark in _BOUNDS.items() if bound}
+    shown = shown.assign(bound=shown["bound"].astype(object).map(marks).fillna(""))
+    return Table.of(title, shown, columns, budget=budget, noun=noun, selects=_SHOWN[noun], key=key)
 
 
 def _notes(roofline: RooflineLevels) -> Iterator[str]:

@@ -13,20 +13,22 @@ from perfnb.stacks.tree import CallTree, Function, function_frame, numbers_of, s
 
 #: The maximum number of characters in all stacks together.
 MOST_LETTERS = 2**28
-#: The columns for the tree's values in each unit. There are none for values without a unit.
-_COLUMN = {"ms": "ms", "samples": None, "bytes": "bytes", "none": None}
+#: The columns for the tree's values in each unit. Numbers of samples have their own column.
+_COLUMNS = {"ms": "ms", "bytes": "bytes"}
 
 
 def function_table(record: HostRecord) -> pd.DataFrame:
     """Return one row per function, in descending order of own time. Recursive calls count once in the totals."""
     if record.calls is None:
         assert record.tree is not None
-        return _of_tree(record, record.tree)
-    table = pd.concat([function_frame(record.functions), record.calls], axis=1)
-    whole = float(table["self_ms"].sum())
-    for name in ("self", "total"):
-        table[f"{name}_share"] = _shares(table[f"{name}_ms"].to_numpy(dtype=np.float64), whole)
-    return conform(_sorted(table, "self_ms"), "functions")
+        table = _of_tree(record, record.tree)
+    else:
+        table = pd.concat([function_frame(record.functions), record.calls], axis=1)
+        whole = float(table["self_ms"].sum())
+        for name in ("self", "total"):
+            table[f"{name}_share"] = _shares(table[f"{name}_ms"].to_numpy(dtype=np.float64), whole)
+    table = table.sort_values("self_share", ascending=False, kind="stable", ignore_index=True)
+    return conform(table, "functions")
 
 
 def stack_table(record: HostRecord) -> pd.DataFrame:
@@ -51,8 +53,8 @@ def stack_table(record: HostRecord) -> pd.DataFrame:
     table = pd.DataFrame({"stack": [tree.text(node) for node in ends.tolist()]})
     if record.samples is not None:
         table["samples"] = tree.samples[ends]
-    if (column := _COLUMN[record.unit]) is not None:
-        table[column] = tree.self[ends] if column == "ms" else np.rint(tree.self[ends]).astype(np.int64)
+    if column := _COLUMNS.get(record.unit):
+        table[column] = tree.self[ends] if column == "ms" else np.rint(tree.self[ends])
     table["share"] = _shares(tree.self[ends], float(tree.self.sum()))
     return conform(table, "stacks")
 
@@ -73,23 +75,17 @@ def grouped(tree: CallTree) -> tuple[list[Function], Ints]:
 
 def _of_tree(record: HostRecord, tree: CallTree) -> pd.DataFrame:
     functions, group = grouped(tree)
-    is_function = np.array([each.kind not in ("phase", "layer", "worker") for each in functions], dtype=bool)
     sums = sums_by(tree, group, len(functions), {"value": tree.self, "samples": tree.samples})
     table = function_frame(functions)
     whole = float(tree.self.sum())
-    column = _COLUMN[record.unit]
     for name in ("self", "total"):
         values = sums[f"{name}_value"].to_numpy()
-        if column is not None:
-            table[f"{name}_{column}"] = values if column == "ms" else np.rint(values).astype(np.int64)
+        if column := _COLUMNS.get(record.unit):
+            table[f"{name}_{column}"] = values if column == "ms" else np.rint(values)
         if record.samples is not None:
-            table[f"{name}_samples"] = sums[f"{name}_samples"].to_numpy().astype(np.int64)
+            table[f"{name}_samples"] = sums[f"{name}_samples"].to_numpy()
         table[f"{name}_share"] = _shares(values, whole)
-    return conform(_sorted(table[is_function], "self_share"), "functions")
-
-
-def _sorted(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    return table.sort_values(column, ascending=False, kind="stable", ignore_index=True)
+    return table[np.array([each.kind not in ("phase", "layer", "worker") for each in functions], dtype=bool)]
 
 
 def _shares(values: Floats, whole: float) -> Floats:

@@ -147,7 +147,7 @@ def test_the_batcher_to_use_and_what_is_overrun() -> None:
 def test_one_request_is_shown_token_by_token() -> None:
     words = words_of(with_tokens())
 
-    assert "The request with the median latency in the run at a rate, up to its last token" in words
+    assert "The request with the median latency, up to its last token" in words
     assert "waiting 30.0 ms 33 %" in words
     assert "first token (prefill) 50.0 ms 56 %" in words
     assert "later tokens (decode) 10.0 ms 11 %" in words

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import perfnb
-from perfnb.draw.document import Bars, Series
+from perfnb.draw.document import Bars
 from perfnb.launching.rank_scaling import RankScaling
 from perfnb.launching.scaling_figures import JobRun, ScalingJob, compared_jobs
 from tests.launching.jobs import FAST, small
@@ -146,18 +146,6 @@ def test_a_step_is_drawn_with_what_exceeds_perfect_scaling() -> None:
         "2 ranks": pytest.approx([50 - 13, 0, 28, 4, 11]),
     }
     assert bars.bars[1].total == 80
-
-
-def test_efficiency_is_drawn_over_more_than_two_numbers_of_ranks() -> None:
-    study = study_of([*jobs(), job("ranks", 4, 70.0, OF_TWO)])
-
-    (chart,) = (section for section in study._document().sections if isinstance(section, Series))
-    (line,) = chart.lines
-
-    assert chart.at == [1, 2, 4]
-    assert line.values == pytest.approx([1.0, 100 / 80 / 2, 100 / 70 / 4])
-    assert line.low == pytest.approx([1.0, 95 / 84 / 2, 95 / 73.5 / 4])
-    assert not any(isinstance(section, Series) for section in study_of(jobs())._document().sections)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,10 @@ def roofline(
             "share": [0.021, 0.013],
         }
     )
-    return RooflineLevels("CPU, 2 threads (no GPU)", peaks, bandwidth, points, 0.62, int(1.6e11), uncounted)
+    dtype = next(iter(peaks), None)
+    return RooflineLevels(
+        "CPU, 2 threads (no GPU)", peaks, bandwidth, points, 0.62, int(1.6e11), uncounted, dtype=dtype
+    )
 
 
 def two_roofs(blocks: int = 4) -> RooflineLevels:
