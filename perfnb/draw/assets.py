@@ -16,41 +16,25 @@ _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const|let)\b)", r
 
 @functools.cache
 def script(*entries: str) -> str:
-    """Join scripts and their imports into one ES module.
+    """Join scripts and their imports, given as paths such as ``"memory/js/memory.js"``, into one ES module.
 
     Each file is included once, after the files that it imports. Import lines, the word ``export`` before a definition,
     comment lines and indentation are removed, because the result is stored in every saved notebook. All files share one
     scope, so two files must not define the same name.
-
-    Parameters
-    ----------
-    entries : str
-        Paths inside the package, such as ``"memory/js/memory.js"``.
     """
     text = "".join(_EXPORT.sub("", _IMPORT.sub("", read(path))) for path in in_order(*entries))
     return re.sub(r"^(\s+|//.*\n)", "", text, flags=re.M)
 
 
 def in_order(*entries: str) -> list[str]:
-    """Return the paths of scripts and all their imports. Each script comes after its own imports.
-
-    Raises
-    ------
-    ValueError
-        If there is a circular import.
-    """
-    found: dict[str, bool] = {}
+    """Return the paths of scripts and all their imports. Each script comes after its own imports."""
+    found: dict[str, None] = {}
 
     def visit(path: str) -> None:
-        if path in found:
-            if not found[path]:
-                raise ValueError(f"{path} imports itself through other files.")
-            return
-        found[path] = False
-        for other in _IMPORT.findall(read(path)):
-            visit(posixpath.normpath(posixpath.join(posixpath.dirname(path), other)))
-        del found[path]
-        found[path] = True
+        if path not in found:
+            for other in _IMPORT.findall(read(path)):
+                visit(posixpath.normpath(posixpath.join(posixpath.dirname(path), other)))
+            found[path] = None
 
     for entry in entries:
         visit(entry)

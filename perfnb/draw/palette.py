@@ -12,23 +12,15 @@ DARK, SLATE, GREY, LIGHT = "#5E5E5E", "#6E6E6E", "#8C8C8C", "#B8B8B8"
 
 @dataclass(frozen=True)
 class Mark:
-    """The visual representation of one meaning.
+    """The visual representation of one meaning."""
 
-    Attributes
-    ----------
-    word : str
-        The name that is displayed.
-    colour : str
-        The fill colour.
-    glyph : str
-        The character used in text bars.
-    pattern : str
-        The name of the fill pattern, as defined in the style sheets.
-    """
-
+    #: The name that is displayed.
     word: str
+    #: The fill colour.
     colour: str
+    #: The character used in text bars.
     glyph: str
+    #: The name of the fill pattern, as defined in the style sheets.
     pattern: str
 
     @property
@@ -133,10 +125,6 @@ _LINES = (
 )
 #: The number of lines with different colours.
 LINES = len(_LINES)
-
-#: The colours of verdicts: better, worse and unchanged. Verdicts always include a word and never appear in a picture
-#: together with phases.
-BETTER, WORSE, AS_BEFORE, UNDECIDED = GREEN, VERMILION, BLUE, GREY
 
 
 def mark(phase: str) -> Mark:

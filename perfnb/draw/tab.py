@@ -11,19 +11,11 @@ from perfnb.draw.document import Document
 
 @dataclass(frozen=True)
 class Tab:
-    """One part of the report.
+    """One part of the report."""
 
-    Attributes
-    ----------
-    key : str
-        The name of the tab.
-    shows : callable
-        A function that returns the tab's data, given the `perfnb.profile.report.Report`. The tab is omitted if the data
-        is ``None``.
-    document : callable
-        A function that creates the document from the data. The document's kind is the tab's title in lower case.
-    """
-
+    #: The name of the tab.
     key: str
+    #: Returns the tab's data, given the `perfnb.profile.report.Report`. The tab is omitted if the data is ``None``.
     shows: Callable[[Any], Any]
+    #: Creates the document from the data. The document's kind is the tab's title in lower case.
     document: Callable[[Any], Document]

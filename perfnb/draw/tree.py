@@ -12,26 +12,17 @@ _NO_PARENT = -1
 
 @dataclass(frozen=True)
 class TreeLine:
-    """A line in a listing: a layer, or a placeholder for layers that are left out.
+    """A line in a listing: a layer, or a placeholder for layers that are left out."""
 
-    Attributes
-    ----------
-    layer : int
-        The index of the layer, or -1 for a placeholder.
-    depth : int
-        The depth below the root.
-    last : tuple of bool
-        Whether the line, and each of its ancestors below the root, is the last of its siblings.
-    left_out : tuple of int
-        The siblings that are not listed.
-    inside : int
-        The number of layers inside this layer, if none of them is listed.
-    """
-
+    #: The index of the layer, or -1 for a placeholder.
     layer: int
+    #: The depth below the root.
     depth: int
+    #: Whether the line, and each of its ancestors below the root, is the last of its siblings.
     last: tuple[bool, ...]
+    #: The siblings that are not listed.
     left_out: tuple[int, ...] = ()
+    #: The number of layers inside this layer, if none of them is listed.
     inside: int = 0
 
 

@@ -65,13 +65,6 @@ def test_every_script_belongs_to_a_view_and_finds_what_it_imports() -> None:
         assert assets.read(path).count("import {") == len(_IMPORTED.findall(assets.read(path))), path
 
 
-def test_a_circle_of_imports_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = {"a/js/a.js": 'import { b } from "./b.js";\n', "a/js/b.js": 'import { a } from "../js/a.js";\n'}
-    monkeypatch.setattr(assets, "read", texts.__getitem__)
-    with pytest.raises(ValueError, match="imports itself"):
-        assets.in_order("a/js/a.js")
-
-
 def test_a_view_holds_the_scripts_and_styles_of_its_pictures_alone() -> None:
     flame = Picture("flame", "", lambda width: [], lambda: "", None, "flame/js/view.js", "flame/js/flame.css")
     (plain, plain_style), (drawn, drawn_style) = (
