@@ -32,9 +32,9 @@ _SECTIONS = {"layer": "layers", "op": "ops", "kernel": "kernels", "memory": "mem
 def document_verdict(findings: Findings) -> Verdict:
     """Return the verdict on a step, which is based on a finding unless nothing stands out."""
     verdict = findings.verdict
-    if verdict.finding is None:
-        return Verdict("open", verdict.verdict, verdict.why, verdict.next)
-    return verdict_of_finding(findings, verdict.finding, "findings")
+    if verdict.finding is not None:
+        return verdict_of_finding(findings, verdict.finding, "findings")
+    return Verdict("open", verdict.verdict, verdict.why, verdict.next)
 
 
 def verdict_of_finding(findings: Findings, place: int, selects: str = "") -> Verdict:
@@ -64,7 +64,7 @@ def _card(findings: Findings, row: pd.Series) -> Card:
     evidence, advice = str(row["evidence"]), str(row["advice"])
     return Card(
         str(row["bottleneck"]),
-        bound_words(row),
+        _bound_words(row),
         fmt.known(row["bound_share"]),
         str(row["confidence"]),
         str(row["why"]),
@@ -79,42 +79,32 @@ def _card(findings: Findings, row: pd.Series) -> Card:
 
 
 def _link(subject: Mapping[str, Any]) -> Link:
-    kind, name = str(subject["kind"]), subject["name"]
-    if kind == "memory":
-        return Link("memory", f"{float(name):.9g}", row_words(subject))
-    return Link(_SECTIONS.get(kind, ""), str(name), row_words(subject))
+    """Return a link to a row that a finding refers to."""
+    kind, name = str(subject["kind"]), str(subject["name"])
+    shown = fmt.duration(float(name)) if kind == "memory" else name
+    return Link(_SECTIONS.get(kind, ""), name, f"{KINDS.get(kind, kind)} {shown}")
 
 
-def grows(row: Mapping[str, Any] | pd.Series) -> bool:
-    """Return whether a finding's bytes are added by each step, rather than freed by a change."""
-    return str(row["bottleneck"]) in ("memory may grow", "memory growth")
-
-
-def bound_words(row: Mapping[str, Any] | pd.Series) -> str:
+def _bound_words(row: pd.Series) -> str:
     """Describe how much time or memory a finding could save at most."""
     parts = []
     if fmt.known(row["bound_ms"]) is not None:
         parts.append(f"up to {fmt.duration(row['bound_ms'])} ({fmt.share(row['bound_share'])})")
     if fmt.known(row["bound_bytes"]) is not None:
         size = fmt.size(row["bound_bytes"])
-        parts.append(f"{size} more in use after the step" if grows(row) else f"up to {size} of memory")
+        grows = row["bottleneck"] in ("memory may grow", "memory growth")  # each step adds these bytes
+        parts.append(f"{size} more in use after the step" if grows else f"up to {size} of memory")
     return " and ".join(parts) or f"{fmt.UNKNOWN} (its cost is unknown)"
-
-
-def row_words(row: Mapping[str, Any]) -> str:
-    """Describe a row that a finding refers to."""
-    name = fmt.duration(float(row["name"])) if row["kind"] == "memory" else row["name"]
-    return f"{KINDS.get(str(row['kind']), str(row['kind']))} {name}"
 
 
 def findings_document(findings: Findings) -> Document:
     """Return a document with the findings about the step, most expensive first."""
-    title = "What each costs at most per step"
-    return Document("findings", sections=(finding_cards(findings, title),), upfront=True)
+    return Document("findings", sections=(finding_cards(findings, "What each costs at most per step"),), upfront=True)
 
 
-def _found(findings: Findings | None) -> Findings | None:
+def _shows(report: Any) -> Findings | None:
+    findings: Findings | None = report.summary.findings
     return None if findings is None or findings.table.empty else findings
 
 
-TAB = Tab("findings", lambda report: _found(report.summary.findings), findings_document)
+TAB = Tab("findings", _shows, findings_document)

@@ -35,22 +35,17 @@ if TYPE_CHECKING:
 
 #: The number of instants in the static picture.
 _INSTANTS = 240
-#: Represents a missing name in the data for the browser.
-_NONE = -1
 
 
 def memory_document(summary: MemorySummary) -> Document:
     """Return a document that shows the memory at a step's peak, or at its failure, and what would make the step fit."""
-    figures = [
-        Figure(_instant(summary), summary.peak_bytes, "bytes", basis=f"at {_when(summary)}, on {summary.device}")
-    ]
-    if summary.reserved_peak_bytes is not None:
-        unused = "" if summary.fragmentation is None else f"{fmt.share(summary.fragmentation)} of it unused"
-        figures.append(Figure("reserved", summary.reserved_peak_bytes, "bytes", basis=unused))
-    if summary.largest_free_bytes is not None:
-        figures.append(Figure("largest free block", summary.largest_free_bytes, "bytes"))
-    if summary.process_peak_bytes is not None:
-        figures.append(Figure("process", summary.process_peak_bytes, "bytes", basis="at most"))
+    unused = "" if summary.fragmentation is None else f"{fmt.share(summary.fragmentation)} of it unused"
+    figures = (
+        Figure(_instant(summary), summary.peak_bytes, "bytes", basis=f"at {_when(summary)}, on {summary.device}"),
+        Figure("reserved", summary.reserved_peak_bytes, "bytes", basis=unused),
+        Figure("largest free block", summary.largest_free_bytes, "bytes"),
+        Figure("process", summary.process_peak_bytes, "bytes", basis="at most"),
+    )
     facts = []
     if summary.retries:
         facts.append("1 retry of the allocator" if summary.retries == 1 else f"{summary.retries:,} allocator retries")
@@ -59,7 +54,7 @@ def memory_document(summary: MemorySummary) -> Document:
     return Document(
         "memory",
         verdict=_verdict(summary),
-        figures=tuple(figures) if summary.peak_bytes else (),
+        figures=tuple(figure for figure in figures if figure.value is not None) if summary.peak_bytes else (),
         facts=tuple(facts),
         sections=tuple(_sections(summary)),
     )
@@ -186,7 +181,7 @@ def curve_data(summary: MemorySummary) -> dict[str, Any]:
     names: dict[str, int] = {}
 
     def places(values: Iterable[Any]) -> list[int]:
-        return [_NONE if pd.isna(value) else names.setdefault(str(value), len(names)) for value in values]
+        return [-1 if pd.isna(value) else names.setdefault(str(value), len(names)) for value in values]
 
     timeline = summary.timeline
     largest = summary.largest.sort_values("start_ms", kind="stable")

@@ -14,7 +14,6 @@ from perfnb.memory.tab import options_table
 if TYPE_CHECKING:
     from perfnb.memory.estimate.estimate import MemoryEstimate
 
-_FREE = replace(palette.mark("other"), word="free")
 _AVAILABLE = replace(palette.mark("loss"), word="available")
 
 
@@ -80,15 +79,12 @@ def _verdict(estimate: MemoryEstimate, capacity: int | None, largest: int | None
 
 def _sections(estimate: MemoryEstimate, capacity: int | None) -> Iterator[Section]:
     peak = estimate.peak_bytes
-    parts = [Part(palette.category(name), size) for name, size in estimate.by_category.items()]
+    parts = tuple(Part(palette.category(name), size) for name, size in estimate.by_category.items())
     if capacity is None:
-        yield Bars("Alive at the peak", "bytes", (Bar("", tuple(parts), peak),))
-    elif capacity < peak:
-        needed, available = Bar("needed", tuple(parts), peak), Bar("available", (Part(_AVAILABLE, capacity),))
-        yield Bars("Alive at the peak, and available", "bytes", (needed, available))
+        yield Bars("Alive at the peak", "bytes", (Bar("", parts, peak),))
     else:
-        whole = (*parts, Part(_FREE, capacity - peak))
-        yield Bars(f"Alive at the peak, of {fmt.size(capacity)}", "bytes", (Bar("", whole, capacity),))
+        needed, available = Bar("needed", parts, peak), Bar("available", (Part(_AVAILABLE, capacity),))
+        yield Bars("Alive at the peak, and available", "bytes", (needed, available))
     columns = (
         Column("category"),
         Column("at the peak", "bytes", bar=True),

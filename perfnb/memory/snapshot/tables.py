@@ -66,6 +66,10 @@ def segment_table(snapshot: SnapshotColumns) -> pd.DataFrame:
 
 
 _SIZES = ("total_bytes", "allocated_bytes", "active_bytes", "free_bytes", "largest_free_bytes", "inactive_split_bytes")
+_OF_DEVICE = (
+    *("reserved_bytes", "allocated_bytes", "active_bytes", "requested_bytes", "free_bytes", "fragmentation"),
+    *("largest_free_bytes", "inactive_split_bytes", "segments", "blocks", "ooms"),
+)
 
 
 def fragmentation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
@@ -81,21 +85,13 @@ def fragmentation_table(snapshot: SnapshotColumns) -> pd.DataFrame:
     sums = of_device[["blocks", *_SIZES]].sum().reindex(numbers, fill_value=0)
     in_use = blocks[blocks["state"].isin(ACTIVE)]
     requested = in_use["requested"].groupby(segments["device"].reindex(in_use["segment"]).to_numpy()).sum()
-    table = pd.DataFrame(
-        {
-            "reserved_bytes": sums["total_bytes"],
-            "allocated_bytes": sums["allocated_bytes"],
-            "active_bytes": sums["active_bytes"],
-            "requested_bytes": requested.reindex(numbers, fill_value=0),
-            "free_bytes": sums["free_bytes"],
-            "fragmentation": _one_minus(sums["allocated_bytes"], sums["total_bytes"]),
-            "largest_free_bytes": of_device["largest_free_bytes"].max().reindex(numbers, fill_value=0),
-            "inactive_split_bytes": sums["inactive_split_bytes"],
-            "segments": of_device.size().reindex(numbers, fill_value=0),
-            "blocks": sums["blocks"],
-            "ooms": (events["action"] == "oom").groupby(events["device"]).sum().astype("Int64").reindex(numbers),
-        }
-    )
+    table = sums.rename(columns={"total_bytes": "reserved_bytes"}).assign(
+        requested_bytes=requested.reindex(numbers, fill_value=0),
+        fragmentation=_one_minus(sums["allocated_bytes"], sums["total_bytes"]),
+        largest_free_bytes=of_device["largest_free_bytes"].max().reindex(numbers, fill_value=0),
+        segments=of_device.size().reindex(numbers, fill_value=0),
+        ooms=(events["action"] == "oom").groupby(events["device"]).sum().astype("Int64").reindex(numbers),
+    )[[*_OF_DEVICE]]
     whole = table.columns.drop("fragmentation")
     return table.astype(dict.fromkeys(whole, "Int64")).set_index(pd.Index(_device_names(numbers), name="device"))
 

@@ -134,19 +134,14 @@ def _pictures(snapshot: SnapshotColumns, lives: pd.DataFrame, name: str) -> tupl
     times, count = history.times_ms.tolist(), int((snapshot.segments["device"] == device).sum())
     segments = []
     for address, size, blocks in largest_segments(snapshot, lives, device, _SEGMENTS):
-        held = groupby(blocks, lambda block: _mark(block[0], marks))  # neighbours of one origin are one part
+        # Neighbours with the same origin are one part.
+        held = groupby(blocks, lambda block: _FREE if block[0] is None else marks.get(block[0], _OTHERS))
         blocks_of = tuple(Part(mark, sum(part for _, part in run)) for mark, run in held)
         segments.append(Bar(f"{address:#x} {fmt.size(size)}", blocks_of))
     title = "Segments, with their blocks by origin"
-    if count == 1:
-        title = f"The segment {segments[0].label}, with its blocks by origin"
-    elif count > len(segments):
+    if count > len(segments):
         title += f", the {len(segments)} largest of {count:,}"
     return (
         stacked("Allocated memory by origin, over the history", times, max(times, default=0.0), parts, {}),
         Bars(title, "bytes", tuple(segments)),
     )
-
-
-def _mark(origin: str | None, marks: dict[str, Mark]) -> Mark:
-    return _FREE if origin is None else marks.get(origin, _OTHERS)
