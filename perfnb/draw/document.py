@@ -523,7 +523,9 @@ def _complaints(thing: Any) -> Iterator[str]:
             yield from _of_table(thing)
         case Series() | Scatter():
             yield from _of_units(thing.title, thing.x.unit, thing.y.unit)
-            for line in thing.lines if isinstance(thing, Series) else ():
+            if isinstance(thing, Scatter):
+                return
+            for line in thing.lines:
                 lengths = {len(values) for values in (line.values, line.low, line.high) if values is not None}
                 if lengths != {len(thing.at)}:
                     yield f"{thing.title}: {line.mark.word} has {len(line.values)} values for {len(thing.at)} places"

@@ -255,7 +255,7 @@ def _entries(table: pd.DataFrame, history: pd.DataFrame) -> Iterator[Table]:
         ratio: Cell = ""
         name, against, result = words["name"], "", "damaged" if words["damaged"] else words["decision"]
         if path in history.index:  # added by a person
-            row = history.loc[path]
+            row = history.loc[str(path)]
             name, result, detail = row["name"], _result(row), _detail(row, history)
             if row["kind"] == "report":
                 ratio, against = _value(row, _OF_TEST, "ratio"), "its baseline"

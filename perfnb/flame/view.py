@@ -173,7 +173,7 @@ def stacks_document(stacks: StepStacks) -> Document:
     }
     lines = stacks.lines.head(_MOST)
     records = lines.to_dict("records")
-    places, marks = [_place(row, 0) for row in records], list(map(_mark, records))
+    places, marks = [_place(row, 0) for row in records], pd.Series(map(_mark, records), lines.index, dtype=object)
     lines = lines.assign(place=places, mark=marks, code=lines["code"].fillna(""))
     table = Table.of("Lines of your code by their own time", lines, columns, budget=Budget(10, 10), noun="line")
     sentence = ""

@@ -291,9 +291,9 @@ def paired(baseline: Any, candidate: Any, names: tuple[str, str], limit: float, 
     pair = StepPair(baseline, candidate)
     steady = warm_up(pair, begin, budget_s)
     plan, times = planned_rounds(pair, begin, budget_s, within, power=_POWER)
+    (a_ms, b_ms), (a_name, b_name) = times.tolist(), names
     plan_of = {"planned": plan.count, "needed": plan.needed, "steady": steady}
-    a_name, b_name = names
-    return paired_times(*times.tolist(), equal_within=within, a_name=a_name, b_name=b_name, **plan_of)
+    return paired_times(a_ms, b_ms, equal_within=within, a_name=a_name, b_name=b_name, **plan_of)
 
 
 def compare_revisions(item: pytest.Item, name: str, revision: Revision, limit: float, budget_s: float) -> Any:

@@ -251,7 +251,7 @@ def _paths(path: PathFacts | None) -> Iterator[Table]:
         "path_ms": Column("path", "ms"),
         "share": Column("share", "share", bar=True),
     }
-    kinds = path.kinds.assign(kind=[palette.PATH[str(kind)] for kind in path.kinds["kind"]])
+    kinds = path.kinds.assign(kind=path.kinds["kind"].map(palette.PATH))
     yield Table.of(path_title(path), kinds, {"kind": Column("part")} | figures, noun="part")
     title, budget = "Critical path by op, including the work it launched", Budget(4, 8)
     yield Table.of(title, path.ops, {"op": Column("op")} | figures, noun="op", budget=budget, selects=_OPS)

@@ -151,7 +151,10 @@ def part_times(result: ArchitectureComparison, by: str) -> list[tuple[Mark, dict
     rows = result.shares[result.shares["by"] == by]
     times = rows.pivot_table("ms", "part", "name", aggfunc="sum", fill_value=0.0, sort=False)
     taken = times[times.gt(0).any(axis=1)].to_dict("index")
-    return [(palette.KINDS.get(str(part)) or palette.mark(str(part)), of_names) for part, of_names in taken.items()]
+    return [
+        (palette.KINDS.get(str(part)) or palette.mark(str(part)), {str(name): ms for name, ms in of_names.items()})
+        for part, of_names in taken.items()
+    ]
 
 
 def _sections(result: ArchitectureComparison, timed: Sequence[str]) -> Iterator[Section]:
@@ -174,7 +177,10 @@ def _option(result: ArchitectureComparison, metric: _Metric) -> Iterator[Section
             yield Bars(title, "ms", tuple(_stacks(values, part_times(result, by))))
     else:
         whole = Mark(metric.title, palette.SLATE, "█", "solid")
-        parts = [(_PASSES.get(part, whole), result.table[part].to_dict()) for part in metric.parts]
+        parts = [
+            (_PASSES.get(part, whole), {str(name): size for name, size in result.table[part].items()})
+            for part in metric.parts
+        ]
         yield Bars(metric.title, metric.unit, tuple(_stacks(values, parts)))
     if others:
         counted = [Effect(name, values[name] / values[least]) for name in others if values[least] > 0]

@@ -171,7 +171,7 @@ def _sections(summary: MachineSummary) -> Iterator[Section]:
         )
     if summary.steps is not None:
         yield from _by_phase(summary, summary.steps)
-    rows = [_row(summary, *index, row) for index, row in summary.table.iterrows()]
+    rows = [_row(summary, device, metric, row) for (device, metric), row in summary.table.iterrows()]
     heads = ("median", "95th percentile", "maximum", "total")
     yield _metrics("Over the whole watch", heads, rows)
     if bands := bands_of(summary):
@@ -250,7 +250,8 @@ def _by_phase(summary: MachineSummary, steps: StepsWatched) -> Iterator[Section]
     if not phases:
         return
     rows: list[tuple[Any, ...]] = []
-    for (device, metric), own in means.groupby(["device", "metric"], sort=False):
+    for index, own in means.groupby(["device", "metric"], sort=False):
+        device, metric = map(str, index)
         known = own.droplevel(["device", "metric"]).reindex(phases)
         rows.append((*_names(summary, device, metric), *(_value(metric, mean) for mean in known)))
     yield _metrics("Mean in each phase", [palette.mark(name).word for name in phases], rows)
