@@ -369,7 +369,7 @@ def compiled_code(regions: Iterable[str], called: Iterable[CodeType] = ()) -> li
 
     The name of a region is, for example, ``1/0``: the first version of the second function. The result contains the
     given regions first, then other versions of their functions, and finally those of the `called` functions that torch
-    has not compiled because their graph breaks where torch cannot resume.
+    has not compiled because their graph breaks where torch cannot resume, unless a region ends at the same break.
     """
     wanted = dict.fromkeys(regions)
     if "torch._dynamo" not in sys.modules or missing_names(REPORTED_NAMES):
