@@ -70,12 +70,6 @@ RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_([0-9]{1,9})")
 _ADDITION = "aten::add"
 #: The prefix of a kernel that Inductor generated for a CPU.
 _GRAPH_NUMBER = re.compile(r"^graph_[0-9]+_")
-#: A kernel in Inductor's mapping, with its position in the generated code.
-_NUMBERED = re.compile(r"(?P<kernel>.+):(?P<order>[0-9]{1,9})")
-_EXTERN = ("extern_kernels.", "torch.ops.", "aten.")
-_FILE = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>[0-9]{1,9}), in .*\n *(?P<text>.*)$', re.MULTILINE)
-#: The name prefixes of kernels that Inductor generated.
-_GENERATED = ("cpp_", "triton_")
 #: The name of a CUDA graph, before its number.
 CUDA_GRAPH = "CUDA graph"
 #: The path of a module, in an annotation that may contain any text.
@@ -549,41 +543,11 @@ def _called(event: str) -> str:
     return f"::{name}" if colons else _GRAPH_NUMBER.sub("", event)
 
 
-def with_keys(events: pd.DataFrame, graph: Graph) -> list[Graph]:
-    """Return the graph of each key, provided its first call runs all of its kernels and no other generated kernels."""
-    host, first = _Host(events), dict[str, int]()
-    for call in np.flatnonzero(host.key != "").tolist():
-        first.setdefault(str(host.key[call]), call)
-    generated = sum(not kernel.extern for kernel in graph.kernels)
-    found = []
-    for key, call in first.items():
-        ran = sum(1 for _ in matched(host, call, graph.kernels))
-        inside = (event for child in host.children(call) for event in host.all_inside(child))
-        made = sum(_called(str(host.name[event])).startswith(_GENERATED) for event in inside)
-        if 0 < ran == len(graph.kernels) and made <= generated:
-            found.append(replace(graph, key=key))
-    return found
-
-
 def run_kernels(events: pd.DataFrame, graphs: Iterable[Graph]) -> bool:
     """Check whether any of these graphs runs one of its kernels."""
     host = _Host(events)
     calls = ((call, graph) for graph in graphs for call in np.flatnonzero(host.key == graph.key).tolist())
     return any(True for call, graph in calls for _ in matched(host, call, graph.kernels))
-
-
-def kernels_in_order(fused: Mapping[str, Iterable[str]]) -> Iterator[Kernel]:
-    """Yield the kernel calls in Inductor's mapping to operations, in the order of the generated code."""
-    calls = [(match, names) for key, names in fused.items() if (match := _NUMBERED.fullmatch(key)) is not None]
-    for call, names in sorted(calls, key=lambda pair: int(pair[0]["order"])):
-        name = call["kernel"]
-        yield Kernel(name, name.startswith(_EXTERN), tuple(names))
-
-
-def source_of(trace: Any) -> tuple[str, int, str] | tuple[()]:
-    """Return the innermost line in the stack from an operation's metadata."""
-    lines = list(_FILE.finditer(trace)) if isinstance(trace, str) else []
-    return (lines[-1]["file"], int(lines[-1]["line"]), lines[-1]["text"].strip()) if lines else ()
 
 
 def _launched(host: _Host, annotated: pd.DataFrame) -> dict[str, Graph]:
@@ -612,7 +576,7 @@ def _graph_of(key: str, total: Mapping[str, int]) -> Graph:
         paths = ["L['self']"]
         for part in parts:
             paths.append(f"{paths[-1]}[{part!r}]")
-        operations[name] = Operation(name, "", tuple((path, "") for path in paths), (), 0, ns, ())
+        operations[name] = Operation(name, "", tuple((path, "") for path in paths), (), 0, ns)
     return Graph(key, (Kernel(key, False, tuple(operations)),), operations)
 
 
