@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from ast import literal_eval
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -92,6 +92,11 @@ class Graph:
         """The work that each of the graph's kernels does."""
         return work_of(self.kernels, self.operations)
 
+    @cached_property
+    def classes(self) -> dict[str, str]:
+        """The classes of the modules that call operations, by their paths, in the order of the operations."""
+        return dict(module for operation in self.operations.values() for module in operation.modules)
+
 
 #: The sequence numbers that link pieces of backward nodes to their layer's call, and the thread they are on. Neither
 #: occurs in a real trace.
@@ -143,7 +148,7 @@ def with_compiled_regions(recording: Recording, graphs: Sequence[Graph], code: S
     if not code and annotated.empty:
         return recording
     if (not graphs and annotated.empty) or (recording.modules.empty and not recording.is_from_trace):
-        return replace(recording, compiled=_record([], [], code))
+        return replace(recording, compiled=_record([], code))
     functions = {each.region: each.function for each in code}
     regions = _Regions(recording, {graph.key: graph for graph in graphs}, functions, annotated)
     regions.read()
@@ -200,59 +205,34 @@ class _Host:
         self.rows = host[["process", "thread"] if len(places) > 1 else ["thread"]]
         self._children = np.argsort(self._parent, kind="stable")
         self._first = np.searchsorted(self._parent[self._children], np.arange(len(rows) + 1))
-        self._position = np.argsort(self._children)
 
     def children(self, place: int) -> list[int]:
         """Return the events directly inside an event, in chronological order."""
         inside: list[int] = self._children[self._first[place] : self._first[place + 1]].tolist()
         return inside
 
-    def above(self, place: int, marked: Bools) -> int:
-        """Return the nearest marked event around an event, or `NONE` if there is none."""
-        while (place := int(self._parent[place])) != NONE and not marked[place]:
-            pass
-        return place
-
     def all_above(self, place: int) -> Iterator[int]:
         """Yield all events around an event, from the inside out."""
         while (place := int(self._parent[place])) != NONE:
             yield place
 
+    def above(self, place: int, marked: Bools) -> int:
+        """Return the nearest marked event around an event, or `NONE` if there is none."""
+        return next((around for around in self.all_above(place) if marked[around]), NONE)
+
     def looked_up(self, region: int) -> int:
         """Return the event that looks up compiled code just before a region, or the region itself if there is none."""
-        before = self._beside(region, -1)
-        return before if before != NONE and self.name[before] == REGION_LOOKUP else region
-
-    def _beside(self, place: int, distance: int) -> int:
-        """Return the previous or next event with the same parent, or `NONE` if there is none."""
-        parent, at = int(self._parent[place]), int(self._position[place]) + distance
-        inside = parent != NONE and self._first[parent] <= at < self._first[parent + 1]
-        return int(self._children[at]) if inside else NONE
+        return region - 1 if region > 0 and self.name[region - 1] == REGION_LOOKUP else region
 
     def until_next(self, call: int, region: int) -> int:
-        """Return the time when a region ends.
+        """Return the time when a region ends or, if other code runs in it after its graph, the start of that code."""
+        later = self.start[self.children(region)]
+        return int(later[later >= self.end[call]].min(initial=self.end[region]))
 
-        If other code runs in it after its graph, return the start of that code.
-        """
-        if call == region:
-            return int(self.end[region])
-        while self._parent[call] != region:
-            call = int(self._parent[call])
-        later = self._beside(call, 1)
-        return int(self.end[region] if later == NONE else self.start[later])
-
-    def all_inside(self, place: int) -> Iterator[int]:
-        """Yield an event and all events inside it, except the events inside graph calls."""
-        waiting = [place]
-        while waiting:
-            inside = waiting.pop()
-            yield inside
-            waiting += self.children(inside) if self.key[inside] == "" else []
-
-    def numbers(self, places: Iterable[int]) -> list[int]:
-        """Return the sequence numbers that forward operators among these events assigned to their nodes."""
-        own = [at for at in places if self.sequence[at] != NONE and self.forward_thread[at] <= 0]
-        return [int(self.sequence[at]) for at in own]
+    def numbers(self, place: int) -> list[int]:
+        """Return the sequence numbers that forward operators around an event assigned to their nodes."""
+        around = (at for at in self.all_above(place) if self.sequence[at] != NONE and self.forward_thread[at] <= 0)
+        return [int(self.sequence[at]) for at in around]
 
 
 class _Planned(NamedTuple):
@@ -288,42 +268,34 @@ class _Layers:
         self._overhead: dict[int, int] = {}
         self._functions: dict[str, int] = {}
 
-    def heads(self, paths: Iterable[tuple[str, str]], around: int) -> dict[str, list[int]]:
+    def heads(self, classes: Mapping[str, str], around: int) -> dict[str, list[int]]:
         """Return the layers that a graph's models may be, by the common start of their modules' paths.
 
         This start is the variable that refers to a model, or the model's path in a list, dict or object.
         """
-        by_variable: dict[str, list[tuple[str, str]]] = {}
-        for path, kind in paths:
-            by_variable.setdefault(_head(path), []).append((path, kind))
-        found = {}
-        for variable, inside in by_variable.items():
-            if roots := self._roots(variable, inside, around):
-                found[variable] = roots
-                continue
-            by_model: dict[str, list[tuple[str, str]]] = {}
-            for path, kind in sorted(inside):
-                model = next((model for model in by_model if _is_below(model, path)), path)
-                by_model.setdefault(model, []).append((path, kind))
-            found |= {model: self._roots(model, parts, around) for model, parts in by_model.items()}
+        found: dict[str, list[int]] = {}
+        for variable in dict.fromkeys(map(_head, classes)):
+            inside = {path: kind for path, kind in classes.items() if _head(path) == variable}
+            found[variable] = self._roots(variable, inside, around)
+            models: list[str] = []
+            for path in sorted(inside) if not found[variable] else ():
+                models += [path] if not models or not _is_below(models[-1], path) else []
+            for model in models:
+                below = {path: kind for path, kind in inside.items() if _is_below(model, path)}
+                found[model] = self._roots(model, below, around)
         return {head: roots for head, roots in found.items() if roots}
 
-    def _roots(self, head: str, paths: Iterable[tuple[str, str]], around: int) -> list[int]:
+    def _roots(self, head: str, classes: Mapping[str, str], around: int) -> list[int]:
         """Return the layer around a model's region if it matches the model, or otherwise all layers that match.
 
         A trace does not contain its models, so layers are added for models that do not match any.
         """
-        wanted = {_below(head, path): kind for path, kind in paths}
+        wanted = {_below(head, path): kind for path, kind in classes.items()}
         if around != NONE and self._fits(around, wanted):
             return [around]
-        deepest = max(wanted, key=len)
-        fitting = [
-            row
-            for row, name in enumerate(self._names)
-            if (not self._grows or f"{name}{deepest}" in self._by_name) and self._fits(row, wanted)
-        ]
+        fitting = [row for row in range(len(self._names)) if self._fits(row, wanted)]
         if around != NONE:
-            fitting = [row for row in fitting if self.is_inside(row, around)]
+            fitting = [row for row in fitting if self.nearest(row, (around,)) == around]
         else:
             fitting = [row for row in fitting if self._parent[row] == NONE] or fitting
         return fitting or ([self._grown(head, wanted, around)] if self._grows else [])
@@ -364,13 +336,7 @@ class _Layers:
         """Return the layer at a path below another layer, or `NONE` if there is none."""
         return self._by_name.get(f"{self._names[root]}{below}", NONE)
 
-    def is_inside(self, row: int, outer: int) -> bool:
-        """Check whether a layer is another layer, or inside it."""
-        while row not in (outer, NONE):
-            row = self._parent[row]
-        return row == outer
-
-    def nearest(self, row: int, known: Mapping[int, int]) -> int:
+    def nearest(self, row: int, known: Container[int]) -> int:
         """Return the nearest enclosing layer that is in `known`, or `NONE` if there is none."""
         while row != NONE and row not in known:
             row = self._parent[row]
@@ -449,13 +415,21 @@ def _name_of(name: str | None, key: str | None) -> str:
         return name or ""
 
 
-def _planned(graph: Graph, at: int, layers: _Layers, models: _Models) -> _Planned:
-    """Return a kernel with the layers whose operations it computes, and each layer's share."""
+def _planned(graph: Graph, at: int, rows: Mapping[str, int], root: int) -> _Planned:
+    """Return a kernel with the layers whose operations it computes, and each layer's share.
+
+    Parameters
+    ----------
+    rows : mapping
+        The layer of each module, by the module's path.
+    root : int
+        The region's layer.
+    """
     kernel, work = graph.kernels[at], graph.work[at]
     weights: dict[tuple[int, ...], float] = {}
     inside = [graph.operations[name] for name in work.moved]
     for operation, moved in zip(inside, work.moved.values(), strict=True):
-        if chain := _chain(graph, operation, layers, models):
+        if chain := _chain(graph, operation, rows, root):
             weights[chain] = weights.get(chain, 0.0) + moved + operation.flops
     total, total_bytes = sum(weights.values()), sum(work.moved.values())
     shares = [(chain, weight / total) for chain, weight in weights.items() if weight > 0] if total else []
@@ -472,35 +446,18 @@ def _planned(graph: Graph, at: int, layers: _Layers, models: _Models) -> _Planne
     return _Planned(kernel, shares, facts)
 
 
-def _chain(graph: Graph, operation: Operation, layers: _Layers, models: _Models) -> tuple[int, ...]:
+def _chain(graph: Graph, operation: Operation, rows: Mapping[str, int], root: int) -> tuple[int, ...]:
     """Return the layers from the root (excluded) to the layer that called an operation.
 
     The result is empty if no layer is known. Where branches meet, autograd adds up their gradients outside any module.
     Such an operation belongs to the layer around the modules whose gradients are added.
     """
-    if not operation.modules and operation.op == _ADDITION:
-        chains = [_chain_of(graph.operations[name], layers, models) for name in operation.inputs]
-        return common_prefix([chain for chain in chains if chain]) if all(chains) else ()
-    return _chain_of(operation, layers, models)
-
-
-def _chain_of(operation: Operation, layers: _Layers, models: _Models) -> tuple[int, ...]:
-    rows = [
-        layers.at(row, _below(head, path))
-        for path, _ in operation.modules
-        for head, row in _heads_by_variable(models).get(_head(path), ())
-        if row != NONE and _is_below(head, path)
-    ]
-    known = [row for row in rows if row != NONE]
-    return tuple(dict.fromkeys(row for row in known if row != models.root)) or ((models.root,) if known else ())
-
-
-@lru_cache(maxsize=64)
-def _heads_by_variable(models: _Models) -> dict[str, list[tuple[str, int]]]:
-    found: dict[str, list[tuple[str, int]]] = {}
-    for head, row in models.heads:
-        found.setdefault(_head(head), []).append((head, row))
-    return found
+    if not operation.modules and operation.op == _ADDITION and graph.operations.keys() >= set(operation.inputs):
+        added = [graph.operations[name] for name in operation.inputs]
+        chains = [_chain(graph, each, rows, root) if each.modules else () for each in added]
+        return common_prefix(chains)
+    known = dict.fromkeys(row for path, _ in operation.modules if (row := rows[path]) != NONE)
+    return tuple(row for row in known if row != root) or tuple(known)
 
 
 def common_prefix(chains: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -541,13 +498,6 @@ def _called(event: str) -> str:
     """
     _, colons, name = event.rpartition("::")
     return f"::{name}" if colons else _GRAPH_NUMBER.sub("", event)
-
-
-def run_kernels(events: pd.DataFrame, graphs: Iterable[Graph]) -> bool:
-    """Check whether any of these graphs runs one of its kernels."""
-    host = _Host(events)
-    calls = ((call, graph) for graph in graphs for call in np.flatnonzero(host.key == graph.key).tolist())
-    return any(True for call, graph in calls for _ in matched(host, call, graph.kernels))
 
 
 def _launched(host: _Host, annotated: pd.DataFrame) -> dict[str, Graph]:
@@ -616,9 +566,7 @@ class _Regions:
         self._calls: dict[tuple[int, str], list[int]] = {}
         self._heads: dict[tuple[str, int], dict[str, list[int]]] = {}
         self._plans: dict[tuple[str, _Models], list[_Planned]] = {}
-        self._kernels: list[_Planned] = []
-        self._numbered: dict[int, int] = {}
-        self._executed: list[tuple[int, bool, int, int]] = []
+        self._executed: list[_Executed] = []
         self.pieces: list[_Piece] = []
 
     def read(self) -> None:
@@ -633,7 +581,8 @@ class _Regions:
                 continue
             node, region = host.above(call, host.is_node), host.above(call, host.is_region)
             launch = bool(host.is_launch[call])
-            around = self._layer_around(call)
+            span = host.above(call, host.span != NONE)
+            around = NONE if span == NONE else int(self._recording.spans["layer"].get(int(host.span[span]), NONE))
             run = runs.get(int(host.sequence[node])) if node != NONE else None
             run = _Run(self._models(call, graph, around)) if run is None else run
             root, plan = run.models.root, self._plan(graph, run.models)
@@ -646,8 +595,7 @@ class _Regions:
             container = call if launch else node if node != NONE else region if region != NONE else call
             start, end = int(host.start[container]), int(host.end[container])
             if node == NONE:
-                places = host.all_above(call) if launch else host.all_inside(container)
-                runs |= dict.fromkeys(host.numbers(places), run)
+                runs |= dict.fromkeys(host.numbers(call), run)
                 start = int(host.start[host.looked_up(container)])
                 if around != root:
                     self._add(run, [root], start + launch, end, call)
@@ -663,9 +611,7 @@ class _Regions:
         """
         heads = self._heads.get((graph.key, around))
         if heads is None:
-            # The order matters, because layers may be added.
-            paths = dict.fromkeys(module for operation in graph.operations.values() for module in operation.modules)
-            heads = self._heads[graph.key, around] = self._layers.heads(paths, around)
+            heads = self._heads[graph.key, around] = self._layers.heads(graph.classes, around)
         if len(heads) == 1:
             known = {head: self._root(call, roots) for head, roots in heads.items()}
         else:
@@ -705,15 +651,17 @@ class _Regions:
         code = host.key[call] if region == NONE else host.name[region].removeprefix(REGION).partition("/")[0]
         return host.above(call, (host.span != NONE) | host.is_step), str(code)
 
-    def _layer_around(self, call: int) -> int:
-        span = self._host.above(call, self._host.span != NONE)
-        return NONE if span == NONE else int(self._recording.spans["layer"].get(int(self._host.span[span]), NONE))
-
     def _plan(self, graph: Graph, models: _Models) -> list[_Planned]:
         key = (graph.key, models)
         if key not in self._plans:
-            self._plans[key] = [_planned(graph, at, self._layers, models) for at in range(len(graph.kernels))]
+            rows = {path: self._row(path, models) for path in graph.classes}
+            self._plans[key] = [_planned(graph, at, rows, models.root) for at in range(len(graph.kernels))]
         return self._plans[key]
+
+    def _row(self, path: str, models: _Models) -> int:
+        """Return the layer of the module at a path, or `NONE` if it is unknown."""
+        model = next(((head, row) for head, row in models.heads if row != NONE and _is_below(head, path)), None)
+        return NONE if model is None else self._layers.at(model[1], _below(model[0], path))
 
     def _cut(
         self, call: int, begin: int, end: int, executed: Sequence[tuple[int, _Planned]], run: _Run, backward: bool
@@ -750,10 +698,7 @@ class _Regions:
     def _note(self, kernel: _Planned, backward: bool, event: int) -> None:
         """Record an execution of a kernel."""
         start, duration = int(self._host.start[event]), int(self._host.end[event] - self._host.start[event])
-        number = self._numbered.setdefault(id(kernel), len(self._kernels))
-        if number == len(self._kernels):
-            self._kernels.append(kernel)
-        self._executed.append((number, backward, start, duration))
+        self._executed.append((kernel, backward, start, duration))
 
     def _add(self, run: _Run, chain: Sequence[int], start: int, end: int, beside: int, backward: bool = False) -> None:
         """Add a piece for each layer in a chain, from the outside in."""
@@ -771,7 +716,7 @@ class _Regions:
 
     def result(self, code: Sequence[CompiledCode]) -> Recording:
         """Return the recording with the results, and with the pieces added to its events."""
-        recording, record = self._recording, _record(self._kernels, self._executed, code)
+        recording, record = self._recording, _record(self._executed, code)
         if not self.pieces:
             return replace(recording, compiled=record)
         called = [(number, layer, False, True) for number, layer in enumerate(self._called, start=self._first)]
@@ -789,45 +734,38 @@ class _Regions:
 
         This order matters: if two intervals are equal, the first is considered to be around the second.
         """
-        events, pieces = self._recording.events.copy(deep=False), self.pieces
-        backward = np.array([piece.backward for piece in pieces])
-        number = np.array([piece.number for piece in pieces], dtype=np.int64)
-        start, end = (np.array([getattr(piece, name) for piece in pieces], dtype=np.int64) for name in ("start", "end"))
-        places = self._host.rows.iloc[[piece.beside for piece in pieces]]
-        known: dict[str, Any] = {
-            **{"start_ns": start, "duration_ns": end - start, "sequence": _FIRST_SEQUENCE + number},
-            "forward_thread": np.where(backward, _THREAD, NONE),
-            "span": np.where(backward, NONE, number),
-            **{str(name): values.to_numpy() for name, values in places.items()},
-        }
-        labels = {"name": np.where(backward, PIECE, LAYER_SPAN), "category": np.full(len(pieces), SPAN_CATEGORY)}
-        columns: dict[str, Any] = {}
-        for name, column in events.items():
-            if isinstance(column.dtype, pd.CategoricalDtype):
-                new = labels.get(str(name), np.full(len(pieces), None, dtype=object))
-                known_texts = pd.Index([*dict.fromkeys(filter(None, new))], dtype=column.cat.categories.dtype)
-                texts = pd.Categorical(new, categories=known_texts)
-                columns[str(name)] = pd.api.types.union_categoricals([texts, column.array])
-            else:
-                values = known.get(str(name), np.full(len(pieces), NONE, dtype=np.int64))
-                columns[str(name)] = np.concatenate([values, column.to_numpy()])
-        return pd.DataFrame(columns, copy=False)
+        events, pieces = self._recording.events.copy(deep=False), pd.DataFrame(self.pieces)
+        for column, labels in (("name", (PIECE, LAYER_SPAN)), ("category", (SPAN_CATEGORY,))):
+            known = events[column].cat.categories
+            events[column] = events[column].cat.add_categories([each for each in labels if each not in known])
+        backward, number = pieces["backward"], pieces["number"]
+        added = self._host.rows.iloc[pieces["beside"]].reset_index(drop=True)
+        added = added.assign(
+            **{"name": np.where(backward, PIECE, LAYER_SPAN), "category": SPAN_CATEGORY},
+            **{"start_ns": pieces["start"], "duration_ns": pieces["end"] - pieces["start"]},
+            sequence=_FIRST_SEQUENCE + number,
+            forward_thread=np.where(backward, _THREAD, NONE),
+            span=np.where(backward, NONE, number),
+        ).reindex(columns=events.columns)
+        numbers = events.select_dtypes("number").columns
+        added[numbers] = added[numbers].fillna(NONE)
+        return pd.concat([added.astype(events.dtypes.to_dict()), events], ignore_index=True)
 
 
-def _record(
-    kernels: Sequence[_Planned], executed: Sequence[tuple[int, bool, int, int]], code: Sequence[CompiledCode]
-) -> CompiledRecord:
-    """Return the tables of kernels and their executions.
+#: The kernel, whether it ran in backward, the start and the duration.
+_Executed = tuple[_Planned, bool, int, int]
 
-    Each execution consists of the kernel's number, a flag for the backward pass, the start and the duration.
-    """
-    backward = {number: backward for number, backward, *_ in executed}
+
+def _record(executed: Sequence[_Executed], code: Sequence[CompiledCode]) -> CompiledRecord:
+    """Return the tables of kernels and their executions."""
+    kernels = {id(kernel): (kernel, backward) for kernel, backward, *_ in executed}
+    numbers = {identity: number for number, identity in enumerate(kernels)}
     facts = [
-        (*kernel.facts[:2], "backward" if backward[number] else "forward", *kernel.facts[2:])
-        for number, kernel in enumerate(kernels)
+        (*kernel.facts[:2], "backward" if backward else "forward", *kernel.facts[2:])
+        for kernel, backward in kernels.values()
     ]
-    shares = [(number, chain[-1], share) for number, kernel in enumerate(kernels) for chain, share in kernel.shares]
-    calls = [(number, start, duration) for number, _, start, duration in executed]
+    shares = [(numbers[own], chain[-1], share) for own in kernels for chain, share in kernels[own][0].shares]
+    calls = [(numbers[id(kernel)], start, duration) for kernel, _, start, duration in executed]
     return CompiledRecord(
         frame_of_rows("compiled_kernels", facts),
         frame_of_rows("compiled_shares", shares),

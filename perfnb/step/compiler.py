@@ -390,7 +390,9 @@ def compiled_code(regions: Iterable[str], called: Iterable[CodeType] = ()) -> li
         if reason.graph_break and reason.user_stack:
             outer, inner = reason.user_stack[0], reason.user_stack[-1]
             broke = _break_at(reason.reason, inner.filename, inner.lineno, inner.line or "")
-            breaks[outer.filename, outer.name, outer.lineno or 0] = broke
+            resumed = RESUMED.fullmatch(outer.name)
+            function = outer.name if resumed is None else resumed[1]
+            breaks[outer.filename, function, outer.lineno or 0] = broke
     code = [
         _code(region, facts, _broke(facts, known.values(), breaks), backward_s[region])
         if (facts := known.get(region)) is not None

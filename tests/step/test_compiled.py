@@ -443,8 +443,12 @@ def test_a_break_belongs_to_the_function_around_it_and_to_the_region_that_it_end
         metrics("2/0", "torch_dynamo_resume_in_forward_at_22", co_firstlineno=22),
         metrics("3/0", "around", co_firstlineno=30, fail_type="Unsupported", fail_reason="", fail_user_frame_lineno=22),
     ]
-    stack = [traceback.FrameSummary("model.py", 22, "forward", line="print(x)")]
-    breaks = [SimpleNamespace(graph_break=True, user_stack=stack, reason="Call to print")]
+    first = traceback.FrameSummary("model.py", 22, "forward", line="print(x)")
+    second = traceback.FrameSummary("model.py", 24, "torch_dynamo_resume_in_forward_at_22", line="if x.sum() > 0:")
+    breaks = [
+        SimpleNamespace(graph_break=True, user_stack=[first], reason="Call to print"),
+        SimpleNamespace(graph_break=True, user_stack=[second], reason="generic_jump"),
+    ]
     monkeypatch.setattr(torch._dynamo.utils, "get_compilation_metrics", lambda: known)
     monkeypatch.setattr(torch._dynamo.utils, "graph_break_reasons", breaks)
     around = compile("def around(): pass", "model.py", "exec").co_consts[0].replace(co_firstlineno=30)
@@ -454,7 +458,7 @@ def test_a_break_belongs_to_the_function_around_it_and_to_the_region_that_it_end
     assert [(each.region, each.broke, each.broke_at) for each in code] == [
         ("0/0", "", ""),
         ("1/0", "Call to print: print(x)", "model.py:22"),
-        ("2/0", "", ""),
+        ("2/0", "Data-dependent branching: if x.sum() > 0", "model.py:24"),
     ]
 
 
