@@ -49,7 +49,6 @@ from perfnb.trace_names import (
     REGION,
     REGION_LOOKUP,
     SPAN_CATEGORY,
-    step_number,
 )
 
 #: The layer for a region's overhead. It is a child of the region's own layer.
@@ -198,7 +197,6 @@ class _Host:
         self.key = _called_keys(host).astype(object)
         self.is_node = of_labels(host["name"], lambda name: name.startswith(BACKWARD_NODE))
         self.is_region = of_labels(host["name"], lambda name: name.startswith(REGION))
-        self.is_step = of_labels(host["name"], lambda name: step_number(name) != NONE)
         columns = ("span", "sequence", "forward_thread", "correlation")
         self.span, self.sequence, self.forward_thread, self.correlation = (host[name].to_numpy() for name in columns)
         self.is_launch = launch[rows][order]
@@ -563,7 +561,6 @@ class _Regions:
         self._graphs = {**graphs, **_launched(self._host, annotated)}
         self._first = int(recording.spans.index.max()) + 1 if len(recording.spans) else 0
         self._called: list[int] = []
-        self._calls: dict[tuple[int, str], list[int]] = {}
         self._heads: dict[tuple[str, int], dict[str, list[int]]] = {}
         self._plans: dict[tuple[str, _Models], list[_Planned]] = {}
         self._executed: list[_Executed] = []
@@ -572,10 +569,7 @@ class _Regions:
     def read(self) -> None:
         """Process all graph calls in chronological order."""
         host, runs = self._host, dict[int, _Run]()
-        called = np.flatnonzero(host.key != "").tolist()
-        for call in called:
-            self._calls.setdefault(self._frame(call), []).append(call)
-        for call in called:
+        for call in np.flatnonzero(host.key != "").tolist():
             graph = self._graphs.get(str(host.key[call]))
             if graph is None:
                 continue
@@ -612,30 +606,15 @@ class _Regions:
         heads = self._heads.get((graph.key, around))
         if heads is None:
             heads = self._heads[graph.key, around] = self._layers.heads(graph.classes, around)
-        if len(heads) == 1:
-            known = {head: self._root(call, roots) for head, roots in heads.items()}
+        known = {
+            head: roots[0] if len(roots) == 1 else self._layers.named(head, roots) for head, roots in heads.items()
+        }
+        different = set(known.values()) or {NONE}
+        if len(different) == 1:
+            (root,) = different
         else:
-            known = {head: roots[0] if len(roots) == 1 else NONE for head, roots in heads.items()}
-        known = {head: self._layers.named(head, heads[head]) if row == NONE else row for head, row in known.items()}
-        different = set(known.values())
-        if not different - {NONE}:
-            root = NONE
-        elif around in different or len(different) > 1:
             root = around if around != NONE else self._layers.function(self._function(call))
-        else:
-            root = different.pop()
         return _Models(root, tuple(known.items()))
-
-    def _root(self, call: int, roots: list[int]) -> int:
-        """Determine which of several similar layers a graph belongs to.
-
-        Similar layers share compiled code, so their order is used to tell them apart. The result is `NONE` if the code
-        does not run exactly once for each layer.
-        """
-        if len(roots) == 1:
-            return roots[0]
-        calls = self._calls[self._frame(call)]
-        return roots[calls.index(call)] if len(calls) == len(roots) else NONE
 
     def _function(self, call: int) -> str:
         """Return the name of the function that was compiled into a graph."""
@@ -643,13 +622,6 @@ class _Regions:
         name = "" if region == NONE else self._functions.get(self._host.name[region].removeprefix(REGION), "")
         resumed = RESUMED.fullmatch(name)
         return resumed[1] if resumed is not None else name or "compiled function"
-
-    def _frame(self, call: int) -> tuple[int, str]:
-        """Return the span or step around a call, and torch's number for the code object that was compiled."""
-        host = self._host
-        region = host.above(call, host.is_region)
-        code = host.key[call] if region == NONE else host.name[region].removeprefix(REGION).partition("/")[0]
-        return host.above(call, (host.span != NONE) | host.is_step), str(code)
 
     def _plan(self, graph: Graph, models: _Models) -> list[_Planned]:
         key = (graph.key, models)
