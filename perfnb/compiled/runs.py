@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 
 from perfnb.attribution.blocks import marks_step
-from perfnb.attribution.device_work import thread_keys
-from perfnb.recording.nesting import NONE, Bools, children_sums, innermost, nest_cutting, outermost
+from perfnb.recording.compiled_layers import HostEvents
+from perfnb.recording.nesting import NONE, Bools, children_sums, innermost, outermost
 from perfnb.recording.recording import CompiledRecord, Recording
 from perfnb.recording.text import is_one_of, of_labels
 from perfnb.trace.trace_steps import step_of
@@ -47,11 +47,8 @@ def region_runs(recording: Recording, record: CompiledRecord) -> pd.DataFrame:
     return host.forward(graphs[graphs["region"] != NONE]).join(host.backward(graphs[graphs["region"] == NONE]))
 
 
-class _Host:
-    """The host events around and inside compiled regions and their backward passes, and how they are nested.
-
-    The events are in chronological order.
-    """
+class _Host(HostEvents):
+    """The host events around and inside compiled regions and their backward passes."""
 
     def __init__(self, events: pd.DataFrame) -> None:
         words = (REGION, REGION_LOOKUP, BACKWARD_NODE, _FUNCTION)
@@ -59,30 +56,25 @@ class _Host:
         # In traces written by torch itself, calls to a graph are ranges.
         is_call = is_one_of(events["category"], (*OPS, *RANGES))
         wanted |= is_call & of_labels(events["name"], lambda name: name.startswith(GRAPH_CALL))
-        host = events[wanted].assign(thread=thread_keys(events)[wanted]).sort_values("start_ns", kind="stable")
-        self.names = host["name"].astype(object).to_numpy()
-        self.start, self.thread, self.sequence = (
-            host[column].to_numpy() for column in ("start_ns", "thread", "sequence")
-        )
-        forest, self.end = nest_cutting(self.thread, self.start, self.start + host["duration_ns"].to_numpy())
+        super().__init__(events, wanted)
         self.duration = (self.end - self.start).astype(np.float64)
-        is_region, self.is_node = self.starts(REGION), self.starts(BACKWARD_NODE)
         #: The region and the backward node that enclose each event, and the event of each region.
-        self.region, self.node = innermost(forest, is_region), innermost(forest, self.is_node)
-        self.rows = np.flatnonzero(is_region)
-        self.group = np.searchsorted(self.rows, outermost(forest, is_region)[self.rows])
-        self.own = (self.duration - children_sums(np.where(is_region, self.region, NONE), self.duration))[self.rows]
+        self.region, self.node = innermost(self.forest, self.is_region), innermost(self.forest, self.is_node)
+        self.rows = np.flatnonzero(self.is_region)
+        self.group = np.searchsorted(self.rows, outermost(self.forest, self.is_region)[self.rows])
+        nested = children_sums(np.where(self.is_region, self.region, NONE), self.duration)
+        self.own = (self.duration - nested)[self.rows]
         marks = events.loc[marks_step(events), ["start_ns", "duration_ns"]].sort_values("start_ns")
         begins = marks["start_ns"].to_numpy()
         self.step = step_of(self.start, begins, begins + marks["duration_ns"].to_numpy())
 
     def starts(self, word: str) -> Bools:
         """Return a mask of the events whose names start with a given word."""
-        return np.array([str(name).startswith(word) for name in self.names], dtype=bool)
+        return np.array([str(name).startswith(word) for name in self.name], dtype=bool)
 
     def graphs(self, record: CompiledRecord) -> pd.DataFrame:
         """Return the calls to graphs, with the start of their first kernel and the times of their kernels."""
-        rows = np.flatnonzero(self.starts(GRAPH_CALL))
+        rows = np.flatnonzero(self.key != "")
         kernels = record.kernels.rename(columns={"kernel": "name"})
         calls = record.calls.sort_values("start_ns", kind="stable").join(kernels, on="kernel")
         at = calls["start_ns"].to_numpy()
@@ -118,7 +110,7 @@ class _Host:
         lookup_ns = np.where(self.starts(REGION_LOOKUP)[rows - 1] & (rows > 0), self.duration[rows - 1], 0.0)
         return pd.DataFrame(
             {
-                "region": [str(name).removeprefix(REGION) for name in self.names[rows]],
+                "region": [str(name).removeprefix(REGION) for name in self.name[rows]],
                 "start": start,
                 "step": step,
                 "group": self.group,
@@ -149,7 +141,7 @@ class _Host:
         table = times.groupby(graphs["node"]).sum().reindex(nodes).add_prefix("back_")
         table["back_enter_ns"] += self.duration[nodes]
         # Kernels that accumulate a parameter's gradient between two backward passes would also run without a seam.
-        adds = np.array([ACCUMULATE_GRAD in str(name) for name in self.names], dtype=bool) & self.is_node
+        adds = np.array([ACCUMULATE_GRAD in str(name) for name in self.name], dtype=bool) & self.is_node
         added = np.cumsum(np.where(adds, self.duration, 0.0))[nodes]
         gaps = self.start[nodes][1:] - self.end[nodes][:-1] - np.diff(added)
         gaps = np.where(np.diff(self.step[nodes]) == 0, gaps, np.nan)

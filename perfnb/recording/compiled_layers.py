@@ -17,11 +17,10 @@ of a region's time, which includes guards, copies and kernel launches, is assign
 from __future__ import annotations
 
 import re
-from ast import literal_eval
 from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from perfnb.recording.kernel_work import Kernel, Operation, Work, work_of
-from perfnb.recording.nesting import NONE, Bools, nest_cutting
+from perfnb.recording.nesting import NONE, Bools, Ints, forest_of, nest_cutting
 from perfnb.recording.raw_frames import frame_of_rows
 from perfnb.recording.recording import CompiledRecord, Recording
 from perfnb.recording.text import is_one_of, of_labels
@@ -57,8 +56,8 @@ OVERHEAD = "(compiled region overhead)"
 UNCACHED = "None"
 #: The variable at the start of a module's path in compiled code.
 _VARIABLE = re.compile(r"[LG]\['([^']*)'\]")
-#: A subsequent part of the path: ``.name``, or the ``repr`` of a number or a string in brackets.
-_PART = re.compile(r"""\.([^.\[\]]+)|\[([0-9]{1,18}|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]""")
+#: A subsequent part of the path: ``.name``, or a number or a string in brackets.
+_PART = re.compile(r"""\.([^.\[\]]+)|\[(?:([0-9]+)|'([^']*)'|"([^"]*)")\]""")
 #: The names that compiled code uses for its own module: the first in the module's own method, the second in torch's
 #: wrapper around torch.nn modules.
 _ITSELF = ("self", "fn")
@@ -179,39 +178,41 @@ def annotated_work(events: pd.DataFrame) -> pd.DataFrame:
     return rows.groupby(["correlation", "module"], sort=False, as_index=False).sum()
 
 
-class _Host:
-    """A recording's operators and ranges, and the way they are nested."""
+class HostEvents:
+    """Some of a recording's host events, in chronological order, and the way they are nested."""
 
-    def __init__(self, events: pd.DataFrame) -> None:
-        launch = _is_launch(events)
-        call = is_one_of(events["category"], PYTHON_CALLS) & (events["span"] != NONE).to_numpy()  # of a module
-        rows = np.flatnonzero(is_one_of(events["category"], (*OPS, *RANGES)) | launch | call)
-        order = np.argsort(events["start_ns"].to_numpy()[rows], kind="stable")
-        host = events.iloc[rows[order]]
+    def __init__(self, events: pd.DataFrame, wanted: Bools) -> None:
+        rows = np.flatnonzero(wanted)
+        host = events.iloc[rows[np.argsort(events["start_ns"].to_numpy()[rows], kind="stable")]]
         self.start = host["start_ns"].to_numpy()
         places = [name for name in ("process", "thread") if name in host]
-        thread = np.asarray(host.groupby(places).ngroup(), dtype=np.int64)
-        forest, self.end = nest_cutting(thread, self.start, self.start + host["duration_ns"].to_numpy())
-        self._parent = forest.parent
+        self.thread = np.asarray(host.groupby(places).ngroup(), dtype=np.int64)
+        self.forest, self.end = nest_cutting(self.thread, self.start, self.start + host["duration_ns"].to_numpy())
         self.name = host["name"].astype(object).to_numpy()
         self.key = _called_keys(host).astype(object)
         self.is_node = of_labels(host["name"], lambda name: name.startswith(BACKWARD_NODE))
         self.is_region = of_labels(host["name"], lambda name: name.startswith(REGION))
+        self.is_launch = _is_launch(host)
         columns = ("span", "sequence", "forward_thread", "correlation")
         self.span, self.sequence, self.forward_thread, self.correlation = (host[name].to_numpy() for name in columns)
-        self.is_launch = launch[rows][order]
-        self.rows = host[["process", "thread"] if len(places) > 1 else ["thread"]]
-        self._children = np.argsort(self._parent, kind="stable")
-        self._first = np.searchsorted(self._parent[self._children], np.arange(len(rows) + 1))
+        #: The process and the thread of each event.
+        self.places = host[places]
+
+    @cached_property
+    def _inside(self) -> tuple[Ints, Ints]:
+        """The events sorted by their parents, and the first place of each parent among them."""
+        children = np.argsort(self.forest.parent, kind="stable")
+        return children, np.searchsorted(self.forest.parent[children], np.arange(len(children) + 1))
 
     def children(self, place: int) -> list[int]:
         """Return the events directly inside an event, in chronological order."""
-        inside: list[int] = self._children[self._first[place] : self._first[place + 1]].tolist()
+        children, first = self._inside
+        inside: list[int] = children[first[place] : first[place + 1]].tolist()
         return inside
 
     def all_above(self, place: int) -> Iterator[int]:
         """Yield all events around an event, from the inside out."""
-        while (place := int(self._parent[place])) != NONE:
+        while (place := int(self.forest.parent[place])) != NONE:
             yield place
 
     def above(self, place: int, marked: Bools) -> int:
@@ -263,8 +264,6 @@ class _Layers:
         self._parent = modules["parent"].tolist()
         self._names = modules["name"].tolist()
         self._by_name = {name: row for row, name in enumerate(self._names)}
-        self._overhead: dict[int, int] = {}
-        self._functions: dict[str, int] = {}
 
     def heads(self, classes: Mapping[str, str], around: int) -> dict[str, list[int]]:
         """Return the layers that a graph's models may be, by the common start of their modules' paths.
@@ -307,14 +306,12 @@ class _Layers:
         root = around
         if around == NONE or name not in _ITSELF:
             name = "model" if name in _ITSELF else name
-            full = name if around == NONE else f"{self._names[around]}.{name}"
-            root = self._by_name[full] if full in self._by_name else self._add(full, around, wanted.get(""))
+            root = self.add(name if around == NONE else f"{self._names[around]}.{name}", around, wanted.get(""))
         for below, kind in wanted.items():
-            if self.at(root, below) == NONE:
-                outer = below.rpartition(".")[0]
-                while self.at(root, outer) == NONE:
-                    outer = outer.rpartition(".")[0]
-                self._add(f"{self._names[root]}{below}", self.at(root, outer), kind)
+            outer = below.rpartition(".")[0]
+            while self.at(root, outer) == NONE:
+                outer = outer.rpartition(".")[0]
+            self.add(f"{self._names[root]}{below}", self.at(root, outer), kind)
         return root
 
     def named(self, head: str, rows: Iterable[int]) -> int:
@@ -342,33 +339,25 @@ class _Layers:
 
     def overhead(self, root: int) -> int:
         """Return the layer that represents a region's overhead."""
-        if root not in self._overhead:
-            self._overhead[root] = self._add(f"{self._names[root]}.{OVERHEAD}", root)
-        return self._overhead[root]
+        return self.add(f"{self._names[root]}.{OVERHEAD}", root)
 
-    def function(self, name: str) -> int:
-        """Return the layer that represents a compiled function that calls several models."""
-        if name not in self._functions:
-            self._functions[name] = self._add(f"{name}()", NONE)
-        return self._functions[name]
-
-    def _add(self, name: str, parent: int, kind: str | None = None) -> int:
-        if self._grows:
-            self._letters += len(name)
-            refuse_odd_layers([], self._letters, self._source)
-        self._names.append(name)
-        self._classes.append(kind or None)
-        self._parent.append(parent)
-        self._by_name.setdefault(name, len(self._names) - 1)
-        return len(self._names) - 1
+    def add(self, name: str, parent: int, kind: str | None = None) -> int:
+        """Return the layer with this name, which is added if there is none."""
+        if name not in self._by_name:
+            if self._grows:
+                self._letters += len(name)
+                refuse_odd_layers([], self._letters, self._source)
+            self._by_name[name] = len(self._names)
+            self._names.append(name)
+            self._classes.append(kind or None)
+            self._parent.append(parent)
+        return self._by_name[name]
 
     def frame(self) -> pd.DataFrame:
         """Return the table of layers, with the added layers appended."""
-        depth, known = self._modules["depth"].tolist(), len(self._modules)
-        for parent in self._parent[known:]:
-            depth.append(0 if parent == NONE else depth[parent] + 1)
-        count = len(depth) - known
-        refuse_odd_layers(depth if self._grows else [], 0, self._source)
+        known, depth = len(self._modules), forest_of(np.array(self._parent, dtype=np.int64)).depth
+        refuse_odd_layers(depth.tolist() if self._grows else [], 0, self._source)
+        count = len(self._names) - known
         parameters = [None if self._grows else 0] * count
         added = {
             "name": self._names[known:],
@@ -378,7 +367,7 @@ class _Layers:
         }
         frame = pd.DataFrame(added)[list(self._modules.columns)]
         whole = pd.concat([self._modules, frame.astype(self._modules.dtypes)], ignore_index=True)
-        whole.loc[list(self._overhead), "compiled"] = True
+        whole.loc[frame.loc[frame["name"].str.endswith(OVERHEAD), "parent"], "compiled"] = True
         return whole
 
 
@@ -398,19 +387,8 @@ def _below(head: str, path: str) -> str:
 
     For example, ``.blocks[0]._modules['up']`` becomes ``.blocks.0.up``.
     """
-    parts = [_name_of(*match.groups()) for match in _PART.finditer(path[len(head) :])]
+    parts = [match[match.lastindex or 0] for match in _PART.finditer(path[len(head) :])]
     return "".join(f".{part}" for part in parts if part not in _NOT_NAMES)
-
-
-@lru_cache(maxsize=2**14)
-def _name_of(name: str | None, key: str | None) -> str:
-    """Return one part of a path with quotes and escapes removed."""
-    if name is not None and name.isidentifier():
-        return name
-    try:
-        return str(literal_eval(key or f"'{name}'"))
-    except (SyntaxError, ValueError):
-        return name or ""
 
 
 def _planned(graph: Graph, at: int, rows: Mapping[str, int], root: int) -> _Planned:
@@ -466,7 +444,7 @@ def common_prefix(chains: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return chains[0][:length] if chains else ()
 
 
-def matched(host: _Host, call: int, kernels: Sequence[Kernel]) -> Iterator[tuple[int, int]]:
+def matched(host: HostEvents, call: int, kernels: Sequence[Kernel]) -> Iterator[tuple[int, int]]:
     """Yield the events inside a graph's call that run its kernels, in order.
 
     Each event is accompanied by its kernel's index.
@@ -498,23 +476,20 @@ def _called(event: str) -> str:
     return f"::{name}" if colons else _GRAPH_NUMBER.sub("", event)
 
 
-def _launched(host: _Host, annotated: pd.DataFrame) -> dict[str, Graph]:
+def _launched(host: HostEvents, annotated: pd.DataFrame) -> dict[str, Graph]:
     """Return the CUDA graphs whose work is annotated, with one graph for each set of annotations.
 
     Each launch counts as a call to its graph, which consists of a single kernel: the launch itself. The kernel's work
     for each annotation is proportional to the annotation's time on the device, added up over all launches.
     """
-    launches = dict(zip(host.correlation[host.is_launch].tolist(), np.flatnonzero(host.is_launch), strict=True))
-    graphs: dict[frozenset[str], dict[str, int]] = {}
-    keys: dict[frozenset[str], str] = {}
-    for correlation, work in annotated.groupby("correlation", sort=False):
-        if (launch := launches.get(correlation)) is not None:
-            modules = frozenset(work["module"])
-            host.key[launch] = keys.setdefault(modules, f"{CUDA_GRAPH} {len(keys)}")
-            total = graphs.setdefault(modules, {})
-            for module, ns in zip(work["module"], work["duration_ns"].tolist(), strict=True):
-                total[module] = total.get(module, 0) + int(ns)
-    return {keys[modules]: _graph_of(keys[modules], total) for modules, total in graphs.items()}
+    modules_of = annotated.groupby("correlation", sort=False)["module"].agg(frozenset)
+    graphs = {}
+    for number, modules in enumerate(modules_of.unique()):
+        key, launches = f"{CUDA_GRAPH} {number}", modules_of.index[modules_of == modules]
+        host.key[host.is_launch & np.isin(host.correlation, launches)] = key
+        total = annotated[annotated["correlation"].isin(launches)].groupby("module", sort=False)["duration_ns"].sum()
+        graphs[key] = _graph_of(key, total.astype(np.int64).to_dict())
+    return graphs
 
 
 def _graph_of(key: str, total: Mapping[str, int]) -> Graph:
@@ -556,7 +531,10 @@ class _Regions:
         self, recording: Recording, graphs: Mapping[str, Graph], functions: Mapping[str, str], annotated: pd.DataFrame
     ) -> None:
         self._recording, self._functions = recording, functions
-        self._host = _Host(recording.events)
+        events = recording.events
+        wanted = is_one_of(events["category"], (*OPS, *RANGES)) | _is_launch(events)
+        wanted |= is_one_of(events["category"], PYTHON_CALLS) & (events["span"] != NONE).to_numpy()  # of a module
+        self._host = HostEvents(events, wanted)
         self._layers = _Layers(recording.modules, recording.meta["trace"]["file"] if recording.is_from_trace else None)
         self._graphs = {**graphs, **_launched(self._host, annotated)}
         self._first = int(recording.spans.index.max()) + 1 if len(recording.spans) else 0
@@ -613,7 +591,7 @@ class _Regions:
         if len(different) == 1:
             (root,) = different
         else:
-            root = around if around != NONE else self._layers.function(self._function(call))
+            root = around if around != NONE else self._layers.add(f"{self._function(call)}()", NONE)
         return _Models(root, tuple(known.items()))
 
     def _function(self, call: int) -> str:
@@ -711,7 +689,7 @@ class _Regions:
             known = events[column].cat.categories
             events[column] = events[column].cat.add_categories([each for each in labels if each not in known])
         backward, number = pieces["backward"], pieces["number"]
-        added = self._host.rows.iloc[pieces["beside"]].reset_index(drop=True)
+        added = self._host.places.iloc[pieces["beside"]].reset_index(drop=True)
         added = added.assign(
             **{"name": np.where(backward, PIECE, LAYER_SPAN), "category": SPAN_CATEGORY},
             **{"start_ns": pieces["start"], "duration_ns": pieces["end"] - pieces["start"]},
