@@ -276,7 +276,7 @@ class _Layers:
             found[variable] = self._roots(variable, inside, around)
             models: list[str] = []
             for path in sorted(inside) if not found[variable] else ():
-                models += [path] if not models or not _is_below(models[-1], path) else []
+                models += [path] if not any(_is_below(model, path) for model in models) else []
             for model in models:
                 below = {path: kind for path, kind in inside.items() if _is_below(model, path)}
                 found[model] = self._roots(model, below, around)

@@ -385,14 +385,7 @@ def compiled_code(regions: Iterable[str], called: Iterable[CodeType] = ()) -> li
             failed[place] = each
     functions = {_function(each) for each in wanted}
     wanted |= dict.fromkeys(region for region in known if _function(region) in functions)
-    breaks: _Breaks = {}
-    for reason in utils.graph_break_reasons:
-        if reason.graph_break and reason.user_stack:
-            outer, inner = reason.user_stack[0], reason.user_stack[-1]
-            broke = _break_at(reason.reason, inner.filename, inner.lineno, inner.line or "")
-            resumed = RESUMED.fullmatch(outer.name)
-            function = outer.name if resumed is None else resumed[1]
-            breaks[outer.filename, function, outer.lineno or 0] = broke
+    breaks = _breaks(utils)
     code = [
         _code(region, facts, _broke(facts, known.values(), breaks), backward_s[region])
         if (facts := known.get(region)) is not None
@@ -407,6 +400,19 @@ def compiled_code(regions: Iterable[str], called: Iterable[CodeType] = ()) -> li
             own = CompiledCode(str(each.compile_id), str(each.co_name), f"{each.co_filename}:{each.co_firstlineno}")
             code.append(own._replace(broke=found[0], broke_at=found[1]))
     return code
+
+
+def _breaks(utils: Any) -> _Breaks:
+    """Return all graph breaks that torch has recorded."""
+    breaks: _Breaks = {}
+    for reason in utils.graph_break_reasons:
+        if reason.graph_break and reason.user_stack:
+            outer, inner = reason.user_stack[0], reason.user_stack[-1]
+            resumed = RESUMED.fullmatch(outer.name)
+            function = outer.name if resumed is None else resumed[1]
+            broke = _break_at(reason.reason, inner.filename, inner.lineno, inner.line or "")
+            breaks[outer.filename, function, outer.lineno or 0] = broke
+    return breaks
 
 
 def _function(region: str) -> str:
@@ -532,13 +538,11 @@ def _flops(node: fx.Node, value: Any) -> int:
 
 def _with_numbers(value: Any) -> Any:
     """Return a value from a graph after replacing symbolic numbers with the numbers that the compiler saw."""
-    if isinstance(value, torch.SymInt):
-        return _number(value)
-    if isinstance(value, Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):
+    if isinstance(value, Tensor):
         return torch.empty([*map(_number, value.shape)], dtype=value.dtype, device="meta")
     if isinstance(value, (tuple, list)):
         return tuple(map(_with_numbers, value))
-    return value
+    return _number(value) if isinstance(value, torch.SymInt) else value
 
 
 def _elements(tensor: Tensor) -> int:

@@ -269,11 +269,10 @@ def recompilation(facts: Facts) -> Iterator[Finding]:
     function, line, guard = map(str, by_cause.index[int(by_cause.to_numpy().argmax())])
     what = f"{function} ({place_in_words(line)})" if function else "code"
     why = f"again, because a guard failed: {_guard(guard)}." if guard else "for the first time."
-    others = f" {fmt.counted(len(by_cause) - 1, 'other compilation')} took less." if len(by_cause) > 1 else ""
     bound, once = float(per_step.mean()), len(steps) == 1
     took = f"On average over all steps, compiling took {fmt.duration(bound)}."
     yield Finding(
-        f"In {len(steps)} of {len(per_step)} timed steps, torch.compile compiled {what} {why}{others} "
+        f"In {len(steps)} of {len(per_step)} timed steps, torch.compile compiled {what} {why} "
         + (f"This took {fmt.duration(float(per_step.sum()))}." if once else took),
         None if once else bound,
         next((cure for pattern, cure in _GUARD_CURES if re.search(pattern, guard)), _OTHER_GUARD)
