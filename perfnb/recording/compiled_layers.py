@@ -509,7 +509,7 @@ class _Piece(NamedTuple):
     start: int
     end: int
     #: An event on the same thread.
-    beside: int
+    place: int
     #: The number of the layer's call. All pieces of a call share it.
     number: int
     backward: bool
@@ -650,7 +650,7 @@ class _Regions:
         start, duration = int(self._host.start[event]), int(self._host.end[event] - self._host.start[event])
         self._executed.append((kernel, backward, start, duration))
 
-    def _add(self, run: _Run, chain: Sequence[int], start: int, end: int, beside: int, backward: bool = False) -> None:
+    def _add(self, run: _Run, chain: Sequence[int], start: int, end: int, place: int, backward: bool = False) -> None:
         """Add a piece for each layer in a chain, from the outside in."""
         if end <= start:
             return
@@ -662,7 +662,7 @@ class _Regions:
             if owner not in run.numbers:
                 run.numbers[owner] = self._first + len(self._called)
                 self._called.append(owner)
-            self.pieces.append(_Piece(int(start), int(end), beside, run.numbers[owner], backward))
+            self.pieces.append(_Piece(int(start), int(end), place, run.numbers[owner], backward))
 
     def result(self, code: Sequence[CompiledCode]) -> Recording:
         """Return the recording with the results, and with the pieces added to its events."""
@@ -689,7 +689,7 @@ class _Regions:
             known = events[column].cat.categories
             events[column] = events[column].cat.add_categories([each for each in labels if each not in known])
         backward, number = pieces["backward"], pieces["number"]
-        added = self._host.places.iloc[pieces["beside"]].reset_index(drop=True)
+        added = self._host.places.iloc[pieces["place"]].reset_index(drop=True)
         added = added.assign(
             **{"name": np.where(backward, PIECE, LAYER_SPAN), "category": SPAN_CATEGORY},
             **{"start_ns": pieces["start"], "duration_ns": pieces["end"] - pieces["start"]},

@@ -428,7 +428,7 @@ def _since_reset(utils: Any) -> list[Any]:
 
 
 def compilations(steps: Sequence[tuple[int, int]]) -> list[list[Any]]:
-    """Return the compilations that took place on this thread during the given steps.
+    """Return the compilations that took place during the given steps.
 
     Each step is specified by its start and end (`time.perf_counter_ns`). A compilation is described by the index of its
     step, the function, the function's file and line, the guard that failed (empty if the code had not been compiled
