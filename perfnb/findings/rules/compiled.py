@@ -170,7 +170,8 @@ def _without_breaks(facts: Facts, runs: pd.DataFrame, broken: Bools) -> Ints:
     """
     group, call_ends = runs["group"].to_numpy(), np.sort(model_calls(facts)["end"].to_numpy())
     call = np.searchsorted(call_ends, runs["start"].to_numpy(), side="right")
-    joined = broken[1:] & broken[:-1] & (call[1:] == call[:-1]) & (call[1:] < len(call_ends))
+    in_call = (np.diff(call) == 0) & (np.diff(runs["step"]) == 0) & (call[1:] < len(call_ends))
+    joined = broken[1:] & broken[:-1] & in_call
     return np.append(0, np.cumsum((group[1:] != group[:-1]) & ~joined))
 
 
