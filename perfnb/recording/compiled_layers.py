@@ -21,7 +21,7 @@ from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -147,7 +147,7 @@ def with_compiled_regions(recording: Recording, graphs: Sequence[Graph], code: S
         return recording
     if (not graphs and annotated.empty) or (recording.modules.empty and not recording.is_from_trace):
         return replace(recording, compiled=_record([], code))
-    functions = {each.region: each.function for each in code}
+    functions = {each.region: RESUMED.sub(r"\1", each.function) for each in code}
     regions = _Regions(recording, {graph.key: graph for graph in graphs}, functions, annotated)
     regions.read()
     return regions.result(code)
@@ -495,10 +495,8 @@ def _launched(host: HostEvents, annotated: pd.DataFrame) -> dict[str, Graph]:
 def _graph_of(key: str, total: Mapping[str, int]) -> Graph:
     operations = {}
     for name, ns in total.items():
-        parts = name.split(".") if _MODULE.fullmatch(name) else [name] if name else []
-        paths = ["L['self']"]
-        for part in parts:
-            paths.append(f"{paths[-1]}[{part!r}]")
+        parts = name.split(".") if _MODULE.fullmatch(name) else filter(None, [name])
+        paths = accumulate(parts, lambda path, part: f"{path}[{part!r}]", initial="L['self']")
         operations[name] = Operation(name, "", tuple((path, "") for path in paths), (), 0, ns)
     return Graph(key, (Kernel(key, False, tuple(operations)),), operations)
 
@@ -598,8 +596,7 @@ class _Regions:
         """Return the name of the function that was compiled into a graph."""
         region = self._host.above(call, self._host.is_region)
         name = "" if region == NONE else self._functions.get(self._host.name[region].removeprefix(REGION), "")
-        resumed = RESUMED.fullmatch(name)
-        return resumed[1] if resumed is not None else name or "compiled function"
+        return name or "compiled function"
 
     def _plan(self, graph: Graph, models: _Models) -> list[_Planned]:
         key = (graph.key, models)

@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
-from functools import wraps
+from functools import reduce, wraps
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -86,11 +86,9 @@ def missing_names(needed: Mapping[str, tuple[str, ...]] | None = None) -> list[s
 
 
 def _has(module: str, name: str) -> bool:
+    *outer, last = name.split(".")
     try:
-        value = importlib.import_module(module)
-        *outer, last = name.split(".")
-        for part in outer:
-            value = getattr(value, part)
+        value = reduce(getattr, outer, importlib.import_module(module))
     except (ImportError, AttributeError):
         return False
     # A dataclass field without a default is not an attribute of the class.
@@ -316,9 +314,7 @@ _blocks: list[None] = []
 def begin_for_profiling() -> None:
     """Make all code that torch compiles from now on report the layers of its kernels."""
     if not _in_force:
-        settings = CompilesForProfiling()
-        settings.__enter__()
-        _in_force.append(settings)
+        _in_force.append(CompilesForProfiling().__enter__())
 
 
 def end_for_profiling() -> None:
@@ -408,10 +404,8 @@ def _breaks(utils: Any) -> _Breaks:
     for reason in utils.graph_break_reasons:
         if reason.graph_break and reason.user_stack:
             outer, inner = reason.user_stack[0], reason.user_stack[-1]
-            resumed = RESUMED.fullmatch(outer.name)
-            function = outer.name if resumed is None else resumed[1]
             broke = _break_at(reason.reason, inner.filename, inner.lineno, inner.line or "")
-            breaks[outer.filename, function, outer.lineno or 0] = broke
+            breaks[outer.filename, RESUMED.sub(r"\1", outer.name), outer.lineno or 0] = broke
     return breaks
 
 
