@@ -1,21 +1,13 @@
-"""Compute the executions of compiled regions and the seams between them.
-
-The seams show how much time a step loses because it runs several regions instead of one. Without graph breaks, all
-regions inside another region would be part of that region, in both forward and backward. The seams between them have
-three costs: the code that runs between two regions, entering every region except one, and the passes over memory made
-by generated kernels next to a seam, which a single kernel could replace.
-"""
+"""Compute the executions of compiled regions, and the times that show how much a step loses between them."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from perfnb.attribution.blocks import marks_step
-from perfnb.attribution.device_work import thread_keys
-from perfnb.recording.nesting import NONE, Bools, Floats, Ints, children_sums, innermost, nest_cutting, outermost
+from perfnb.recording.compiled_layers import HostEvents
+from perfnb.recording.nesting import NONE, Bools, children_sums, innermost, outermost
 from perfnb.recording.recording import CompiledRecord, Recording
 from perfnb.recording.text import is_one_of, of_labels
 from perfnb.trace.trace_steps import step_of
@@ -24,126 +16,92 @@ from perfnb.trace_names import ACCUMULATE_GRAD, BACKWARD_NODE, GRAPH_CALL, OPS, 
 #: Autograd's name for a region that has a backward pass. The name of its node starts with the same text.
 _FUNCTION = "CompiledFunction"
 #: Matches a library kernel, such as ``extern_kernels.mm``. Names of generated kernels do not contain a dot.
-_LIBRARY = "."
+_LIBRARY = r"\."
 
 
-@dataclass(frozen=True)
-class RegionRuns:
-    """The executions of compiled regions, in chronological order.
+def region_runs(recording: Recording, record: CompiledRecord) -> pd.DataFrame:
+    """Return the executions of compiled regions in the traced steps, in chronological order.
 
-    Attributes
-    ----------
-    runs : DataFrame
-        One row per execution, with ``region``, ``start``, ``step``, ``has_graph`` and ``group`` (the row of the
-        outermost region that encloses it). The other columns are times in nanoseconds, or NaN if they are unknown. The
-        columns for the forward pass are:
+    The result has one row per execution, with ``region``, ``start``, ``step``, ``has_graph`` and ``group`` (the row of
+    the outermost region that encloses it). The other columns are times in nanoseconds, or NaN if they are unknown. The
+    columns for the forward pass are:
 
-        - ``own_ns``: the time of the region itself, excluding nested regions
-        - ``lookup_ns``: the time of the lookup before the region
-        - ``kernel_ns``: the time of its kernels
-        - ``enter_ns``: the time until its first kernel or, if it has none, until the end of its graph
-        - ``gap_ns``: the time from the end of its graph to the next region in the step
-        - ``rest_ns``: the same or, if no other region in the group follows, the time until the end of the group's
-          outermost region
-        - ``apart_ns``: the time from the end of the region to the lookup of the next region
+    - ``own_ns``: the time of the region itself, excluding nested regions
+    - ``lookup_ns``: the time of the lookup before the region
+    - ``enter_ns``: the time until its first kernel or, if it has none, until the end of its graph
+    - ``gap_ns``: the time from the end of its graph to the next region in the step
+    - ``rest_ns``: the same or, if no other region in the group follows, the time until the end of the group's
+      outermost region
+    - ``apart_ns``: the time from the end of the region to the lookup of the next region
+    - ``kernel_ns``: the time of its kernels
+    - ``head_ns``: the time of the generated kernels that run before its library kernels
+    - ``tail_ns``: the time of the generated kernels that run after its library kernels, or that have results which only
+      code outside the graph uses
 
-        The columns for the backward pass are:
-
-        - ``back_kernel_ns``: the time of its kernels
-        - ``back_enter_ns``: the time before the first kernel and after the graph
-        - ``back_gap_ns``: the time since the backward pass of a later region
-    kernels : DataFrame
-        One row per execution of a generated kernel, with ``run``, ``ns``, ``backward``, ``first`` and ``last``.
-        ``first`` is true if no library kernel ran before it in its graph. ``last`` is true if no library kernel ran
-        after it or, in forward, if one of its results is only used by code outside the graph.
+    The columns for the backward pass are ``back_kernel_ns``, ``back_head_ns``, ``back_tail_ns``, ``back_enter_ns`` (the
+    time before the first kernel and after the graph) and ``back_gap_ns`` (the time since the backward pass of a later
+    region).
     """
-
-    runs: pd.DataFrame
-    kernels: pd.DataFrame
-
-    def beside_ns(self, following: Ints) -> Floats:
-        """Return the time of each run's generated kernels that could be merged with kernels of a subsequent run.
-
-        Kernels are counted only if both runs have such kernels next to the seam, either in forward or in backward,
-        which runs in reverse order.
-
-        Parameters
-        ----------
-        following : ndarray
-            The run on the other side of the seam that follows each run, or `NONE` if there is no seam.
-        """
-        counts = np.zeros(len(self.kernels), dtype=bool)
-        run, count = self.kernels["run"].to_numpy(), len(self.runs)
-        for backward, end, begin in ((False, "last", "first"), (True, "first", "last")):
-            ends, begins = (
-                (self.kernels["backward"] == backward).to_numpy() & self.kernels[side].to_numpy()
-                for side in (end, begin)
-            )
-            has_end, has_begin = np.isin(np.arange(count), run[ends]), np.append(np.zeros(count, dtype=bool), False)
-            has_begin[run[begins]] = True
-            fuses = has_end & has_begin[following]
-            behind = np.isin(np.arange(count), following[fuses])
-            counts |= (ends & fuses[run]) | (begins & behind[run])
-        return np.bincount(run[counts], self.kernels["ns"].to_numpy()[counts], count).astype(np.float64)
+    host = _Host(recording.events)
+    graphs = host.graphs(record)
+    return host.forward(graphs[graphs["region"] != NONE]).join(host.backward(graphs[graphs["region"] == NONE]))
 
 
-def region_runs(recording: Recording, record: CompiledRecord) -> RegionRuns:
-    """Return the executions of compiled regions in the traced steps."""
-    host = _Host(recording.events, record)
-    node_of = host.nodes()
-    graphs = np.flatnonzero(host.is_graph)
-    in_backward = host.region[graphs] == NONE
-    run = np.where(in_backward, node_of[host.node[graphs]], host.place[host.region[graphs]])
-    generated = _generated(record, host.start[graphs], host.end[graphs], run, in_backward)
-    return RegionRuns(host.forward().join(host.backward(node_of)), generated)
+class _Host(HostEvents):
+    """The host events around and inside compiled regions and their backward passes."""
 
-
-class _Host:
-    """The host events around and inside compiled regions and their backward passes, and how they are nested.
-
-    The events are in chronological order.
-    """
-
-    def __init__(self, events: pd.DataFrame, record: CompiledRecord) -> None:
+    def __init__(self, events: pd.DataFrame) -> None:
         words = (REGION, REGION_LOOKUP, BACKWARD_NODE, _FUNCTION)
         wanted = is_one_of(events["category"], OPS) & of_labels(events["name"], lambda name: name.startswith(words))
         # In traces written by torch itself, calls to a graph are ranges.
         is_call = is_one_of(events["category"], (*OPS, *RANGES))
         wanted |= is_call & of_labels(events["name"], lambda name: name.startswith(GRAPH_CALL))
-        host = events[wanted].assign(thread=thread_keys(events)[wanted]).sort_values("start_ns", kind="stable")
-        self.names = host["name"].astype(object).to_numpy()
-        self.start, self.thread, self.sequence = (
-            host[column].to_numpy() for column in ("start_ns", "thread", "sequence")
-        )
-        forest, self.end = nest_cutting(self.thread, self.start, self.start + host["duration_ns"].to_numpy())
+        super().__init__(events, wanted)
         self.duration = (self.end - self.start).astype(np.float64)
-        is_region, self.is_node = self.starts(REGION), self.starts(BACKWARD_NODE)
-        self.is_graph = self.starts(GRAPH_CALL)
-        #: The region and the backward node that enclose each event, and the number of each region.
-        self.region, self.node = innermost(forest, is_region), innermost(forest, self.is_node)
-        self.rows = np.flatnonzero(is_region)
-        self.place = np.full(len(self.names) + 1, NONE)
-        self.place[self.rows] = np.arange(len(self.rows))
-        self.group = self.place[outermost(forest, is_region)[self.rows]]
-        self.own = (self.duration - children_sums(np.where(is_region, self.region, NONE), self.duration))[self.rows]
-        self.kernel_ns = np.where(self.is_graph, _kernel_ns(self.start, self.end, record), 0.0)
-        self.first_kernel = _first_kernel(self.start, self.end, record)
+        #: The region and the backward node that enclose each event, and the event of each region.
+        self.region, self.node = innermost(self.forest, self.is_region), innermost(self.forest, self.is_node)
+        self.rows = np.flatnonzero(self.is_region)
+        self.group = np.searchsorted(self.rows, outermost(self.forest, self.is_region)[self.rows])
+        nested = children_sums(np.where(self.is_region, self.region, NONE), self.duration)
+        self.own = (self.duration - nested)[self.rows]
         marks = events.loc[marks_step(events), ["start_ns", "duration_ns"]].sort_values("start_ns")
         begins = marks["start_ns"].to_numpy()
         self.step = step_of(self.start, begins, begins + marks["duration_ns"].to_numpy())
 
     def starts(self, word: str) -> Bools:
         """Return a mask of the events whose names start with a given word."""
-        return np.array([str(name).startswith(word) for name in self.names], dtype=bool)
+        return np.array([str(name).startswith(word) for name in self.name], dtype=bool)
 
-    def forward(self) -> pd.DataFrame:
+    def graphs(self, record: CompiledRecord) -> pd.DataFrame:
+        """Return the calls to graphs, with the start of their first kernel and the times of their kernels."""
+        rows = np.flatnonzero(self.key != "")
+        kernels = record.kernels.rename(columns={"kernel": "name"})
+        calls = record.calls.sort_values("start_ns", kind="stable").join(kernels, on="kernel")
+        at = calls["start_ns"].to_numpy()
+        graph = np.searchsorted(self.start[rows], at, side="right") - 1
+        inside = (graph != NONE) & (at < np.append(self.end[rows], 0)[graph])
+        calls, graph = calls[inside], graph[inside]
+        library = calls["name"].astype(str).str.contains(_LIBRARY).astype(np.int64)
+        ran, all_of = library.groupby(graph).cumsum(), library.groupby(graph).transform("sum")
+        leaves = calls["leaves"] & (calls["direction"] == "forward") if "leaves" in calls else False
+        ns = calls["duration_ns"].astype(np.float64)
+        generated = ns.where(library == 0, 0.0)
+        times = pd.DataFrame({"kernel_ns": ns, "head_ns": generated.where(ran == 0, 0.0)})
+        times = times.assign(tail_ns=generated.where((ran == all_of) | leaves, 0.0)).groupby(graph).sum()
+        first = calls["start_ns"].groupby(graph).min().reindex(range(len(rows)))
+        return times.reindex(range(len(rows)), fill_value=0.0).assign(
+            first=first.fillna(pd.Series(self.end[rows])),
+            end=self.end[rows],
+            region=self.region[rows],
+            node=self.node[rows],
+        )
+
+    def forward(self, graphs: pd.DataFrame) -> pd.DataFrame:
         """Return the columns that describe the forward pass of each run."""
-        rows, graphs = self.rows, self.is_graph & (self.region != NONE)
+        rows = self.rows
         start, end, step, thread = (each[rows] for each in (self.start, self.end, self.step, self.thread))
-        of_graphs = pd.DataFrame(
-            {"end": self.end, "first": self.first_kernel, "kernel_ns": self.kernel_ns, "region": self.region}
-        )[graphs]
-        by_region = of_graphs.groupby("region").agg({"end": "max", "first": "min", "kernel_ns": "sum"}).reindex(rows)
+        sums = dict.fromkeys(("kernel_ns", "head_ns", "tail_ns"), "sum")
+        by_region = graphs.groupby("region").agg({"end": "max", "first": "min", **sums}).reindex(rows)
         # Code between two regions may run inside the first region after its graph, or after the first region.
         left = by_region["end"].fillna(pd.Series(start, rows)).to_numpy()
         follows = (np.append(step[1:], NONE) == step) & (np.append(thread[1:], NONE) == thread)
@@ -152,85 +110,41 @@ class _Host:
         lookup_ns = np.where(self.starts(REGION_LOOKUP)[rows - 1] & (rows > 0), self.duration[rows - 1], 0.0)
         return pd.DataFrame(
             {
-                "region": [str(name).removeprefix(REGION) for name in self.names[rows]],
+                "region": [str(name).removeprefix(REGION) for name in self.name[rows]],
                 "start": start,
                 "step": step,
                 "group": self.group,
                 "has_graph": by_region["end"].notna().to_numpy(),
                 "own_ns": self.own,
                 "lookup_ns": lookup_ns,
-                "kernel_ns": by_region["kernel_ns"].fillna(0.0).to_numpy(),
                 "enter_ns": by_region["first"].to_numpy() - start,
                 "gap_ns": np.where(follows, np.maximum(to_next - left, 0), np.nan),
                 "rest_ns": np.maximum(np.where(together, to_next, end[self.group]) - left, 0).astype(np.float64),
                 "apart_ns": np.where(follows, to_next - np.append(lookup_ns[1:], 0) - end, np.nan),
+                **{name: by_region[name].fillna(0.0).to_numpy() for name in sums},
             }
         )
 
-    def nodes(self) -> Ints:
-        """Return the run to which each event belongs as a backward node, or `NONE` for any other event.
-
-        Autograd assigns numbers to the nodes.
-        """
+    def _runs_of_nodes(self) -> pd.Series:
+        """Return the run of each backward node of a region, by the node's event. Autograd numbers the nodes."""
         is_forward = self.starts(_FUNCTION) & (self.region != NONE) & (self.sequence != NONE)
-        run = pd.Series(self.place[self.region[is_forward]], index=self.sequence[is_forward])
-        node_of = np.full(len(self.names) + 1, NONE)
-        compiled = np.flatnonzero(self.starts(f"{BACKWARD_NODE}: {_FUNCTION}"))
-        run = run[~run.index.duplicated()].reindex(self.sequence[compiled]).fillna(NONE)
-        node_of[compiled] = run.to_numpy(dtype=np.int64)
-        return node_of
+        run = pd.Series(np.searchsorted(self.rows, self.region[is_forward]), index=self.sequence[is_forward])
+        nodes = np.flatnonzero(self.starts(f"{BACKWARD_NODE}: {_FUNCTION}"))
+        runs = run[~run.index.duplicated()].reindex(self.sequence[nodes]).set_axis(nodes)
+        return runs.dropna().astype(np.int64)
 
-    def backward(self, node_of: Ints) -> pd.DataFrame:
+    def backward(self, graphs: pd.DataFrame) -> pd.DataFrame:
         """Return the columns that describe the backward pass of each run."""
-        nodes, graphs = np.flatnonzero(node_of != NONE), self.is_graph & (self.node != NONE)
-        in_graph = pd.DataFrame(
-            {
-                "back_kernel_ns": self.kernel_ns,
-                "back_enter_ns": self.first_kernel - self.end,
-                "node": self.node,
-            }
-        )[graphs]
-        table = in_graph.groupby("node").sum().reindex(nodes)
+        runs = self._runs_of_nodes()
+        nodes = runs.index.to_numpy()
+        times = graphs[["kernel_ns", "head_ns", "tail_ns"]].assign(enter_ns=graphs["first"] - graphs["end"])
+        table = times.groupby(graphs["node"]).sum().reindex(nodes).add_prefix("back_")
         table["back_enter_ns"] += self.duration[nodes]
         # Kernels that accumulate a parameter's gradient between two backward passes would also run without a seam.
-        adds = np.array([ACCUMULATE_GRAD in str(name) for name in self.names], dtype=bool) & self.is_node
+        adds = np.array([ACCUMULATE_GRAD in str(name) for name in self.name], dtype=bool) & self.is_node
         added = np.cumsum(np.where(adds, self.duration, 0.0))[nodes]
         gaps = self.start[nodes][1:] - self.end[nodes][:-1] - np.diff(added)
         gaps = np.where(np.diff(self.step[nodes]) == 0, gaps, np.nan)
         table["back_gap_ns"] = np.append(np.nan, gaps)[: len(nodes)]
-        by_run: pd.DataFrame = table.set_axis(node_of[nodes]).groupby(level=0).first()
-        return by_run.reindex(range(len(self.rows)))
-
-
-def _kernel_ns(start: Ints, end: Ints, record: CompiledRecord) -> Floats:
-    """Return the total time in nanoseconds of the kernels that start in each interval."""
-    at, duration = (record.calls[name].to_numpy() for name in ("start_ns", "duration_ns"))
-    order = np.argsort(at, kind="stable")
-    sums = np.concatenate([[0], np.cumsum(duration[order])])
-    first, last = (np.searchsorted(at[order], bound) for bound in (start, end))
-    return np.asarray(sums[last] - sums[first], dtype=np.float64)
-
-
-def _first_kernel(start: Ints, end: Ints, record: CompiledRecord) -> Ints:
-    """Return the start of the first kernel in each interval, or the end of the interval if there is no kernel."""
-    at = np.append(np.sort(record.calls["start_ns"].to_numpy()), np.iinfo(np.int64).max)
-    return np.asarray(np.minimum(at[np.searchsorted(at, start)], end), dtype=np.int64)
-
-
-def _generated(record: CompiledRecord, start: Ints, end: Ints, run: Ints, backward: Bools) -> pd.DataFrame:
-    """Return the executions of generated kernels during the given calls to graphs, which do not overlap."""
-    calls = record.calls.sort_values("start_ns", kind="stable")
-    at = calls["start_ns"].to_numpy()
-    graph = np.searchsorted(start, at, side="right") - 1
-    inside = (graph >= 0) & (at < np.append(end, 0)[graph])
-    inside &= np.append(run, NONE)[graph] != NONE
-    calls, graph = calls[inside], graph[inside]
-    names = record.kernels["kernel"].to_numpy(dtype=object)[calls["kernel"].to_numpy()]
-    library = pd.Series([_LIBRARY in str(name) for name in names], dtype="int64")
-    ran = library.groupby(graph).cumsum().to_numpy()
-    all_of = library.groupby(graph).transform("sum").to_numpy()
-    table = pd.DataFrame({"run": run[graph], "ns": calls["duration_ns"].to_numpy(dtype=np.float64)})
-    leaves = record.kernels["leaves"] if "leaves" in record.kernels else pd.Series(False, record.kernels.index)
-    last = (ran == all_of) | (leaves.to_numpy(dtype=bool)[calls["kernel"].to_numpy()] & ~backward[graph])
-    table = table.assign(backward=backward[graph], first=ran == 0, last=last)
-    return table[(library == 0).to_numpy()]
+        by_run: pd.DataFrame = table.groupby(runs.to_numpy()).first()
+        return by_run

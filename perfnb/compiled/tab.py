@@ -33,25 +33,16 @@ def compiled_document(summary: CompiledSummary) -> Document:
 def compiled_verdict(summary: CompiledSummary) -> Verdict:
     """Return the verdict on graph breaks and on the share of the regions' time that is overhead."""
     regions = summary.regions
-    broken = regions[regions["broke"].notna() & regions["calls"].notna()]
-    left = regions[regions["broke"].notna() & regions[["guards", "calls"]].isna().all(axis="columns")]
-    if len(left):
-        first = left.iloc[0]
-        return Verdict(
-            "bad",
-            f"torch.compile leaves {first['function']} ({place_in_words(first['line'])}) uncompiled, because its graph "
-            "breaks where torch cannot resume.",
-            f"{first['broke']}, at {place_in_words(first['broke_at'])}.",
-            selects="regions",
-        )
+    # A function without guards is one that torch left uncompiled.
+    broken = regions[regions["broke"].notna() & (regions["calls"].notna() | regions["guards"].isna())]
     places = broken.drop_duplicates("broke_at")
     if len(places):
-        times = "once" if len(places) == 1 else f"in {len(places)} places"
-        first = places.iloc[0]
+        times, first = "once" if len(places) == 1 else f"in {len(places)} places", places.iloc[0]
+        gap_ms = float(broken["gap_ms"].sum())
+        between = f"code between regions runs uncompiled for {fmt.duration(gap_ms)} per step"
         return Verdict(
             "bad",
-            f"Graphs break {times}: code between regions runs uncompiled for {fmt.duration(broken['gap_ms'].sum())} "
-            "per step.",
+            f"Graphs break {times}: {between if gap_ms else 'functions stay uncompiled'}.",
             f"{first['broke']}, at {place_in_words(first['broke_at'])}.",
             selects="regions",
         )

@@ -130,7 +130,7 @@ def region_table(recording: Recording) -> pd.DataFrame:
     if record is None:
         return conform(pd.DataFrame(), "compiled_regions")
     steps = max(recording.traced_steps, 1)
-    runs = region_runs(recording, record).runs
+    runs = region_runs(recording, record)
     times = runs[["own_ns", "kernel_ns", "lookup_ns", "gap_ns"]] / 1e6 / steps
     sums = times.groupby(runs["region"]).sum(min_count=1)
     sums["calls"] = runs.groupby("region").size() / steps

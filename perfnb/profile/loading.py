@@ -86,9 +86,8 @@ def load(
         The name of the range that marks the steps in a trace, such as ``"iteration"``. The name may be followed by a
         number.
     provenance : str, Path, or list of these, optional
-        Files that describe the kernels of compiled code in a trace. Files written by `compile_for_profiling` contain
-        the kernels' layers. Files written by torch (``inductor_provenance_tracking_node_mappings.json`` and
-        ``..._kernel_stack_traces.json``) contain only operations and source lines.
+        Files that describe the kernels of compiled code in a trace and their layers, written by
+        `compile_for_profiling`.
     executor : object, optional
         An executor that reads several traces in parallel. This can be an executor from concurrent.futures, a Dask
         client, an ipyparallel view, or any other object with a compatible ``submit`` or ``map`` method. By default,

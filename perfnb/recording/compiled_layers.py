@@ -17,12 +17,11 @@ of a region's time, which includes guards, copies and kernel launches, is assign
 from __future__ import annotations
 
 import re
-from ast import literal_eval
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
-from itertools import pairwise
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +29,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from perfnb.recording.kernel_work import Kernel, Operation, Work, work_of
-from perfnb.recording.nesting import NONE, Bools, nest_cutting
+from perfnb.recording.nesting import NONE, Bools, Ints, forest_of, nest_cutting
 from perfnb.recording.raw_frames import frame_of_rows
 from perfnb.recording.recording import CompiledRecord, Recording
 from perfnb.recording.text import is_one_of, of_labels
@@ -49,7 +48,6 @@ from perfnb.trace_names import (
     REGION,
     REGION_LOOKUP,
     SPAN_CATEGORY,
-    step_number,
 )
 
 #: The layer for a region's overhead. It is a child of the region's own layer.
@@ -58,8 +56,8 @@ OVERHEAD = "(compiled region overhead)"
 UNCACHED = "None"
 #: The variable at the start of a module's path in compiled code.
 _VARIABLE = re.compile(r"[LG]\['([^']*)'\]")
-#: A subsequent part of the path: ``.name``, or the ``repr`` of a number or a string in brackets.
-_PART = re.compile(r"""\.([^.\[\]]+)|\[([0-9]{1,18}|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]""")
+#: A subsequent part of the path: ``.name``, or a number or a string in brackets.
+_PART = re.compile(r"""\.([^.\[\]]+)|\[(?:([0-9]+)|'([^']*)'|"([^"]*)")\]""")
 #: The names that compiled code uses for its own module: the first in the module's own method, the second in torch's
 #: wrapper around torch.nn modules.
 _ITSELF = ("self", "fn")
@@ -70,12 +68,6 @@ RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_([0-9]{1,9})")
 _ADDITION = "aten::add"
 #: The prefix of a kernel that Inductor generated for a CPU.
 _GRAPH_NUMBER = re.compile(r"^graph_[0-9]+_")
-#: A kernel in Inductor's mapping, with its position in the generated code.
-_NUMBERED = re.compile(r"(?P<kernel>.+):(?P<order>[0-9]{1,9})")
-_EXTERN = ("extern_kernels.", "torch.ops.", "aten.")
-_FILE = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>[0-9]{1,9}), in .*\n *(?P<text>.*)$', re.MULTILINE)
-#: The name prefixes of kernels that Inductor generated.
-_GENERATED = ("cpp_", "triton_")
 #: The name of a CUDA graph, before its number.
 CUDA_GRAPH = "CUDA graph"
 #: The path of a module, in an annotation that may contain any text.
@@ -97,6 +89,11 @@ class Graph:
     def work(self) -> list[Work]:
         """The work that each of the graph's kernels does."""
         return work_of(self.kernels, self.operations)
+
+    @cached_property
+    def classes(self) -> dict[str, str]:
+        """The classes of the modules that call operations, by their paths, in the order of the operations."""
+        return dict(module for operation in self.operations.values() for module in operation.modules)
 
 
 #: The sequence numbers that link pieces of backward nodes to their layer's call, and the thread they are on. Neither
@@ -149,8 +146,8 @@ def with_compiled_regions(recording: Recording, graphs: Sequence[Graph], code: S
     if not code and annotated.empty:
         return recording
     if (not graphs and annotated.empty) or (recording.modules.empty and not recording.is_from_trace):
-        return replace(recording, compiled=_record([], [], code))
-    functions = {each.region: each.function for each in code}
+        return replace(recording, compiled=_record([], code))
+    functions = {each.region: RESUMED.sub(r"\1", each.function) for each in code}
     regions = _Regions(recording, {graph.key: graph for graph in graphs}, functions, annotated)
     regions.read()
     return regions.result(code)
@@ -181,84 +178,60 @@ def annotated_work(events: pd.DataFrame) -> pd.DataFrame:
     return rows.groupby(["correlation", "module"], sort=False, as_index=False).sum()
 
 
-class _Host:
-    """A recording's operators and ranges, and the way they are nested."""
+class HostEvents:
+    """Some of a recording's host events, in chronological order, and the way they are nested."""
 
-    def __init__(self, events: pd.DataFrame) -> None:
-        launch = _is_launch(events)
-        call = is_one_of(events["category"], PYTHON_CALLS) & (events["span"] != NONE).to_numpy()  # of a module
-        rows = np.flatnonzero(is_one_of(events["category"], (*OPS, *RANGES)) | launch | call)
-        order = np.argsort(events["start_ns"].to_numpy()[rows], kind="stable")
-        host = events.iloc[rows[order]]
+    def __init__(self, events: pd.DataFrame, wanted: Bools) -> None:
+        rows = np.flatnonzero(wanted)
+        host = events.iloc[rows[np.argsort(events["start_ns"].to_numpy()[rows], kind="stable")]]
         self.start = host["start_ns"].to_numpy()
         places = [name for name in ("process", "thread") if name in host]
-        thread = np.asarray(host.groupby(places).ngroup(), dtype=np.int64)
-        forest, self.end = nest_cutting(thread, self.start, self.start + host["duration_ns"].to_numpy())
-        self._parent = forest.parent
+        self.thread = np.asarray(host.groupby(places).ngroup(), dtype=np.int64)
+        self.forest, self.end = nest_cutting(self.thread, self.start, self.start + host["duration_ns"].to_numpy())
         self.name = host["name"].astype(object).to_numpy()
         self.key = _called_keys(host).astype(object)
         self.is_node = of_labels(host["name"], lambda name: name.startswith(BACKWARD_NODE))
         self.is_region = of_labels(host["name"], lambda name: name.startswith(REGION))
-        self.is_step = of_labels(host["name"], lambda name: step_number(name) != NONE)
+        self.is_launch = _is_launch(host)
         columns = ("span", "sequence", "forward_thread", "correlation")
         self.span, self.sequence, self.forward_thread, self.correlation = (host[name].to_numpy() for name in columns)
-        self.is_launch = launch[rows][order]
-        self.rows = host[["process", "thread"] if len(places) > 1 else ["thread"]]
-        self._children = np.argsort(self._parent, kind="stable")
-        self._first = np.searchsorted(self._parent[self._children], np.arange(len(rows) + 1))
-        self._position = np.argsort(self._children)
+        #: The process and the thread of each event.
+        self.places = host[places]
+
+    @cached_property
+    def _inside(self) -> tuple[Ints, Ints]:
+        """The events sorted by their parents, and the first place of each parent among them."""
+        children = np.argsort(self.forest.parent, kind="stable")
+        return children, np.searchsorted(self.forest.parent[children], np.arange(len(children) + 1))
 
     def children(self, place: int) -> list[int]:
         """Return the events directly inside an event, in chronological order."""
-        inside: list[int] = self._children[self._first[place] : self._first[place + 1]].tolist()
+        children, first = self._inside
+        inside: list[int] = children[first[place] : first[place + 1]].tolist()
         return inside
-
-    def above(self, place: int, marked: Bools) -> int:
-        """Return the nearest marked event around an event, or `NONE` if there is none."""
-        while (place := int(self._parent[place])) != NONE and not marked[place]:
-            pass
-        return place
 
     def all_above(self, place: int) -> Iterator[int]:
         """Yield all events around an event, from the inside out."""
-        while (place := int(self._parent[place])) != NONE:
+        while (place := int(self.forest.parent[place])) != NONE:
             yield place
+
+    def above(self, place: int, marked: Bools) -> int:
+        """Return the nearest marked event around an event, or `NONE` if there is none."""
+        return next((around for around in self.all_above(place) if marked[around]), NONE)
 
     def looked_up(self, region: int) -> int:
         """Return the event that looks up compiled code just before a region, or the region itself if there is none."""
-        before = self._beside(region, -1)
-        return before if before != NONE and self.name[before] == REGION_LOOKUP else region
-
-    def _beside(self, place: int, distance: int) -> int:
-        """Return the previous or next event with the same parent, or `NONE` if there is none."""
-        parent, at = int(self._parent[place]), int(self._position[place]) + distance
-        inside = parent != NONE and self._first[parent] <= at < self._first[parent + 1]
-        return int(self._children[at]) if inside else NONE
+        return region - 1 if region > 0 and self.name[region - 1] == REGION_LOOKUP else region
 
     def until_next(self, call: int, region: int) -> int:
-        """Return the time when a region ends.
+        """Return the time when a region ends or, if other code runs in it after its graph, the start of that code."""
+        later = self.start[self.children(region)]
+        return int(later[later >= self.end[call]].min(initial=self.end[region]))
 
-        If other code runs in it after its graph, return the start of that code.
-        """
-        if call == region:
-            return int(self.end[region])
-        while self._parent[call] != region:
-            call = int(self._parent[call])
-        later = self._beside(call, 1)
-        return int(self.end[region] if later == NONE else self.start[later])
-
-    def all_inside(self, place: int) -> Iterator[int]:
-        """Yield an event and all events inside it, except the events inside graph calls."""
-        waiting = [place]
-        while waiting:
-            inside = waiting.pop()
-            yield inside
-            waiting += self.children(inside) if self.key[inside] == "" else []
-
-    def numbers(self, places: Iterable[int]) -> list[int]:
-        """Return the sequence numbers that forward operators among these events assigned to their nodes."""
-        own = [at for at in places if self.sequence[at] != NONE and self.forward_thread[at] <= 0]
-        return [int(self.sequence[at]) for at in own]
+    def numbers(self, place: int) -> list[int]:
+        """Return the sequence numbers that forward operators around an event assigned to their nodes."""
+        around = (at for at in self.all_above(place) if self.sequence[at] != NONE and self.forward_thread[at] <= 0)
+        return [int(self.sequence[at]) for at in around]
 
 
 class _Planned(NamedTuple):
@@ -291,45 +264,35 @@ class _Layers:
         self._parent = modules["parent"].tolist()
         self._names = modules["name"].tolist()
         self._by_name = {name: row for row, name in enumerate(self._names)}
-        self._overhead: dict[int, int] = {}
-        self._functions: dict[str, int] = {}
 
-    def heads(self, paths: Iterable[tuple[str, str]], around: int) -> dict[str, list[int]]:
+    def heads(self, classes: Mapping[str, str], around: int) -> dict[str, list[int]]:
         """Return the layers that a graph's models may be, by the common start of their modules' paths.
 
         This start is the variable that refers to a model, or the model's path in a list, dict or object.
         """
-        by_variable: dict[str, list[tuple[str, str]]] = {}
-        for path, kind in paths:
-            by_variable.setdefault(_head(path), []).append((path, kind))
-        found = {}
-        for variable, inside in by_variable.items():
-            if roots := self._roots(variable, inside, around):
-                found[variable] = roots
-                continue
-            by_model: dict[str, list[tuple[str, str]]] = {}
-            for path, kind in sorted(inside):
-                model = next((model for model in by_model if _is_below(model, path)), path)
-                by_model.setdefault(model, []).append((path, kind))
-            found |= {model: self._roots(model, parts, around) for model, parts in by_model.items()}
+        found: dict[str, list[int]] = {}
+        for variable in dict.fromkeys(map(_head, classes)):
+            inside = {path: kind for path, kind in classes.items() if _head(path) == variable}
+            found[variable] = self._roots(variable, inside, around)
+            models: list[str] = []
+            for path in sorted(inside) if not found[variable] else ():
+                models += [path] if not any(_is_below(model, path) for model in models) else []
+            for model in models:
+                below = {path: kind for path, kind in inside.items() if _is_below(model, path)}
+                found[model] = self._roots(model, below, around)
         return {head: roots for head, roots in found.items() if roots}
 
-    def _roots(self, head: str, paths: Iterable[tuple[str, str]], around: int) -> list[int]:
+    def _roots(self, head: str, classes: Mapping[str, str], around: int) -> list[int]:
         """Return the layer around a model's region if it matches the model, or otherwise all layers that match.
 
         A trace does not contain its models, so layers are added for models that do not match any.
         """
-        wanted = {_below(head, path): kind for path, kind in paths}
+        wanted = {_below(head, path): kind for path, kind in classes.items()}
         if around != NONE and self._fits(around, wanted):
             return [around]
-        deepest = max(wanted, key=len)
-        fitting = [
-            row
-            for row, name in enumerate(self._names)
-            if (not self._grows or f"{name}{deepest}" in self._by_name) and self._fits(row, wanted)
-        ]
+        fitting = [row for row in range(len(self._names)) if self._fits(row, wanted)]
         if around != NONE:
-            fitting = [row for row in fitting if self.is_inside(row, around)]
+            fitting = [row for row in fitting if self.nearest(row, (around,)) == around]
         else:
             fitting = [row for row in fitting if self._parent[row] == NONE] or fitting
         return fitting or ([self._grown(head, wanted, around)] if self._grows else [])
@@ -343,14 +306,12 @@ class _Layers:
         root = around
         if around == NONE or name not in _ITSELF:
             name = "model" if name in _ITSELF else name
-            full = name if around == NONE else f"{self._names[around]}.{name}"
-            root = self._by_name[full] if full in self._by_name else self._add(full, around, wanted.get(""))
+            root = self.add(name if around == NONE else f"{self._names[around]}.{name}", around, wanted.get(""))
         for below, kind in wanted.items():
-            if self.at(root, below) == NONE:
-                outer = below.rpartition(".")[0]
-                while self.at(root, outer) == NONE:
-                    outer = outer.rpartition(".")[0]
-                self._add(f"{self._names[root]}{below}", self.at(root, outer), kind)
+            outer = below.rpartition(".")[0]
+            while self.at(root, outer) == NONE:
+                outer = outer.rpartition(".")[0]
+            self.add(f"{self._names[root]}{below}", self.at(root, outer), kind)
         return root
 
     def named(self, head: str, rows: Iterable[int]) -> int:
@@ -370,13 +331,7 @@ class _Layers:
         """Return the layer at a path below another layer, or `NONE` if there is none."""
         return self._by_name.get(f"{self._names[root]}{below}", NONE)
 
-    def is_inside(self, row: int, outer: int) -> bool:
-        """Check whether a layer is another layer, or inside it."""
-        while row not in (outer, NONE):
-            row = self._parent[row]
-        return row == outer
-
-    def nearest(self, row: int, known: Mapping[int, int]) -> int:
+    def nearest(self, row: int, known: Container[int]) -> int:
         """Return the nearest enclosing layer that is in `known`, or `NONE` if there is none."""
         while row != NONE and row not in known:
             row = self._parent[row]
@@ -384,33 +339,25 @@ class _Layers:
 
     def overhead(self, root: int) -> int:
         """Return the layer that represents a region's overhead."""
-        if root not in self._overhead:
-            self._overhead[root] = self._add(f"{self._names[root]}.{OVERHEAD}", root)
-        return self._overhead[root]
+        return self.add(f"{self._names[root]}.{OVERHEAD}", root)
 
-    def function(self, name: str) -> int:
-        """Return the layer that represents a compiled function that calls several models."""
-        if name not in self._functions:
-            self._functions[name] = self._add(f"{name}()", NONE)
-        return self._functions[name]
-
-    def _add(self, name: str, parent: int, kind: str | None = None) -> int:
-        if self._grows:
-            self._letters += len(name)
-            refuse_odd_layers([], self._letters, self._source)
-        self._names.append(name)
-        self._classes.append(kind or None)
-        self._parent.append(parent)
-        self._by_name.setdefault(name, len(self._names) - 1)
-        return len(self._names) - 1
+    def add(self, name: str, parent: int, kind: str | None = None) -> int:
+        """Return the layer with this name, which is added if there is none."""
+        if name not in self._by_name:
+            if self._grows:
+                self._letters += len(name)
+                refuse_odd_layers([], self._letters, self._source)
+            self._by_name[name] = len(self._names)
+            self._names.append(name)
+            self._classes.append(kind or None)
+            self._parent.append(parent)
+        return self._by_name[name]
 
     def frame(self) -> pd.DataFrame:
         """Return the table of layers, with the added layers appended."""
-        depth, known = self._modules["depth"].tolist(), len(self._modules)
-        for parent in self._parent[known:]:
-            depth.append(0 if parent == NONE else depth[parent] + 1)
-        count = len(depth) - known
-        refuse_odd_layers(depth if self._grows else [], 0, self._source)
+        known, depth = len(self._modules), forest_of(np.array(self._parent, dtype=np.int64)).depth
+        refuse_odd_layers(depth.tolist() if self._grows else [], 0, self._source)
+        count = len(self._names) - known
         parameters = [None if self._grows else 0] * count
         added = {
             "name": self._names[known:],
@@ -420,7 +367,7 @@ class _Layers:
         }
         frame = pd.DataFrame(added)[list(self._modules.columns)]
         whole = pd.concat([self._modules, frame.astype(self._modules.dtypes)], ignore_index=True)
-        whole.loc[list(self._overhead), "compiled"] = True
+        whole.loc[frame.loc[frame["name"].str.endswith(OVERHEAD), "parent"], "compiled"] = True
         return whole
 
 
@@ -440,28 +387,25 @@ def _below(head: str, path: str) -> str:
 
     For example, ``.blocks[0]._modules['up']`` becomes ``.blocks.0.up``.
     """
-    parts = [_name_of(*match.groups()) for match in _PART.finditer(path[len(head) :])]
+    parts = [match[match.lastindex or 0] for match in _PART.finditer(path[len(head) :])]
     return "".join(f".{part}" for part in parts if part not in _NOT_NAMES)
 
 
-@lru_cache(maxsize=2**14)
-def _name_of(name: str | None, key: str | None) -> str:
-    """Return one part of a path with quotes and escapes removed."""
-    if name is not None and name.isidentifier():
-        return name
-    try:
-        return str(literal_eval(key or f"'{name}'"))
-    except (SyntaxError, ValueError):
-        return name or ""
+def _planned(graph: Graph, at: int, rows: Mapping[str, int], root: int) -> _Planned:
+    """Return a kernel with the layers whose operations it computes, and each layer's share.
 
-
-def _planned(graph: Graph, at: int, layers: _Layers, models: _Models) -> _Planned:
-    """Return a kernel with the layers whose operations it computes, and each layer's share."""
+    Parameters
+    ----------
+    rows : mapping
+        The layer of each module, by the module's path.
+    root : int
+        The region's layer.
+    """
     kernel, work = graph.kernels[at], graph.work[at]
     weights: dict[tuple[int, ...], float] = {}
     inside = [graph.operations[name] for name in work.moved]
     for operation, moved in zip(inside, work.moved.values(), strict=True):
-        if chain := _chain(graph, operation, layers, models):
+        if chain := _chain(graph, operation, rows, root):
             weights[chain] = weights.get(chain, 0.0) + moved + operation.flops
     total, total_bytes = sum(weights.values()), sum(work.moved.values())
     shares = [(chain, weight / total) for chain, weight in weights.items() if weight > 0] if total else []
@@ -478,35 +422,18 @@ def _planned(graph: Graph, at: int, layers: _Layers, models: _Models) -> _Planne
     return _Planned(kernel, shares, facts)
 
 
-def _chain(graph: Graph, operation: Operation, layers: _Layers, models: _Models) -> tuple[int, ...]:
+def _chain(graph: Graph, operation: Operation, rows: Mapping[str, int], root: int) -> tuple[int, ...]:
     """Return the layers from the root (excluded) to the layer that called an operation.
 
     The result is empty if no layer is known. Where branches meet, autograd adds up their gradients outside any module.
     Such an operation belongs to the layer around the modules whose gradients are added.
     """
-    if not operation.modules and operation.op == _ADDITION:
-        chains = [_chain_of(graph.operations[name], layers, models) for name in operation.inputs]
-        return common_prefix([chain for chain in chains if chain]) if all(chains) else ()
-    return _chain_of(operation, layers, models)
-
-
-def _chain_of(operation: Operation, layers: _Layers, models: _Models) -> tuple[int, ...]:
-    rows = [
-        layers.at(row, _below(head, path))
-        for path, _ in operation.modules
-        for head, row in _heads_by_variable(models).get(_head(path), ())
-        if row != NONE and _is_below(head, path)
-    ]
-    known = [row for row in rows if row != NONE]
-    return tuple(dict.fromkeys(row for row in known if row != models.root)) or ((models.root,) if known else ())
-
-
-@lru_cache(maxsize=64)
-def _heads_by_variable(models: _Models) -> dict[str, list[tuple[str, int]]]:
-    found: dict[str, list[tuple[str, int]]] = {}
-    for head, row in models.heads:
-        found.setdefault(_head(head), []).append((head, row))
-    return found
+    if not operation.modules and operation.op == _ADDITION and graph.operations.keys() >= set(operation.inputs):
+        added = [graph.operations[name] for name in operation.inputs]
+        chains = [_chain(graph, each, rows, root) if each.modules else () for each in added]
+        return common_prefix(chains)
+    known = dict.fromkeys(row for path, _ in operation.modules if (row := rows[path]) != NONE)
+    return tuple(row for row in known if row != root) or tuple(known)
 
 
 def common_prefix(chains: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -517,7 +444,7 @@ def common_prefix(chains: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return chains[0][:length] if chains else ()
 
 
-def matched(host: _Host, call: int, kernels: Sequence[Kernel]) -> Iterator[tuple[int, int]]:
+def matched(host: HostEvents, call: int, kernels: Sequence[Kernel]) -> Iterator[tuple[int, int]]:
     """Yield the events inside a graph's call that run its kernels, in order.
 
     Each event is accompanied by its kernel's index.
@@ -549,70 +476,28 @@ def _called(event: str) -> str:
     return f"::{name}" if colons else _GRAPH_NUMBER.sub("", event)
 
 
-def with_keys(events: pd.DataFrame, graph: Graph) -> list[Graph]:
-    """Return the graph of each key, provided its first call runs all of its kernels and no other generated kernels."""
-    host, first = _Host(events), dict[str, int]()
-    for call in np.flatnonzero(host.key != "").tolist():
-        first.setdefault(str(host.key[call]), call)
-    generated = sum(not kernel.extern for kernel in graph.kernels)
-    found = []
-    for key, call in first.items():
-        ran = sum(1 for _ in matched(host, call, graph.kernels))
-        inside = (event for child in host.children(call) for event in host.all_inside(child))
-        made = sum(_called(str(host.name[event])).startswith(_GENERATED) for event in inside)
-        if 0 < ran == len(graph.kernels) and made <= generated:
-            found.append(replace(graph, key=key))
-    return found
-
-
-def run_kernels(events: pd.DataFrame, graphs: Iterable[Graph]) -> bool:
-    """Check whether any of these graphs runs one of its kernels."""
-    host = _Host(events)
-    calls = ((call, graph) for graph in graphs for call in np.flatnonzero(host.key == graph.key).tolist())
-    return any(True for call, graph in calls for _ in matched(host, call, graph.kernels))
-
-
-def kernels_in_order(fused: Mapping[str, Iterable[str]]) -> Iterator[Kernel]:
-    """Yield the kernel calls in Inductor's mapping to operations, in the order of the generated code."""
-    calls = [(match, names) for key, names in fused.items() if (match := _NUMBERED.fullmatch(key)) is not None]
-    for call, names in sorted(calls, key=lambda pair: int(pair[0]["order"])):
-        name = call["kernel"]
-        yield Kernel(name, name.startswith(_EXTERN), tuple(names))
-
-
-def source_of(trace: Any) -> tuple[str, int, str] | tuple[()]:
-    """Return the innermost line in the stack from an operation's metadata."""
-    lines = list(_FILE.finditer(trace)) if isinstance(trace, str) else []
-    return (lines[-1]["file"], int(lines[-1]["line"]), lines[-1]["text"].strip()) if lines else ()
-
-
-def _launched(host: _Host, annotated: pd.DataFrame) -> dict[str, Graph]:
+def _launched(host: HostEvents, annotated: pd.DataFrame) -> dict[str, Graph]:
     """Return the CUDA graphs whose work is annotated, with one graph for each set of annotations.
 
     Each launch counts as a call to its graph, which consists of a single kernel: the launch itself. The kernel's work
     for each annotation is proportional to the annotation's time on the device, added up over all launches.
     """
-    launches = dict(zip(host.correlation[host.is_launch].tolist(), np.flatnonzero(host.is_launch), strict=True))
-    graphs: dict[frozenset[str], dict[str, int]] = {}
-    keys: dict[frozenset[str], str] = {}
-    for correlation, work in annotated.groupby("correlation", sort=False):
-        if (launch := launches.get(correlation)) is not None:
-            modules = frozenset(work["module"])
-            host.key[launch] = keys.setdefault(modules, f"{CUDA_GRAPH} {len(keys)}")
-            total = graphs.setdefault(modules, {})
-            for module, ns in zip(work["module"], work["duration_ns"].tolist(), strict=True):
-                total[module] = total.get(module, 0) + int(ns)
-    return {keys[modules]: _graph_of(keys[modules], total) for modules, total in graphs.items()}
+    modules_of = annotated.groupby("correlation", sort=False)["module"].agg(frozenset)
+    graphs = {}
+    for number, modules in enumerate(modules_of.unique()):
+        key, launches = f"{CUDA_GRAPH} {number}", modules_of.index[modules_of == modules]
+        host.key[host.is_launch & np.isin(host.correlation, launches)] = key
+        total = annotated[annotated["correlation"].isin(launches)].groupby("module", sort=False)["duration_ns"].sum()
+        graphs[key] = _graph_of(key, total.astype(np.int64).to_dict())
+    return graphs
 
 
 def _graph_of(key: str, total: Mapping[str, int]) -> Graph:
     operations = {}
     for name, ns in total.items():
-        parts = name.split(".") if _MODULE.fullmatch(name) else [name] if name else []
-        paths = ["L['self']"]
-        for part in parts:
-            paths.append(f"{paths[-1]}[{part!r}]")
-        operations[name] = Operation(name, "", tuple((path, "") for path in paths), (), 0, ns, ())
+        parts = name.split(".") if _MODULE.fullmatch(name) else filter(None, [name])
+        paths = accumulate(parts, lambda path, part: f"{path}[{part!r}]", initial="L['self']")
+        operations[name] = Operation(name, "", tuple((path, "") for path in paths), (), 0, ns)
     return Graph(key, (Kernel(key, False, tuple(operations)),), operations)
 
 
@@ -622,7 +507,7 @@ class _Piece(NamedTuple):
     start: int
     end: int
     #: An event on the same thread.
-    beside: int
+    place: int
     #: The number of the layer's call. All pieces of a call share it.
     number: int
     backward: bool
@@ -644,32 +529,30 @@ class _Regions:
         self, recording: Recording, graphs: Mapping[str, Graph], functions: Mapping[str, str], annotated: pd.DataFrame
     ) -> None:
         self._recording, self._functions = recording, functions
-        self._host = _Host(recording.events)
+        events = recording.events
+        wanted = is_one_of(events["category"], (*OPS, *RANGES)) | _is_launch(events)
+        wanted |= is_one_of(events["category"], PYTHON_CALLS) & (events["span"] != NONE).to_numpy()  # of a module
+        self._host = HostEvents(events, wanted)
         self._layers = _Layers(recording.modules, recording.meta["trace"]["file"] if recording.is_from_trace else None)
         self._graphs = {**graphs, **_launched(self._host, annotated)}
         self._first = int(recording.spans.index.max()) + 1 if len(recording.spans) else 0
         self._called: list[int] = []
-        self._calls: dict[tuple[int, str], list[int]] = {}
         self._heads: dict[tuple[str, int], dict[str, list[int]]] = {}
         self._plans: dict[tuple[str, _Models], list[_Planned]] = {}
-        self._kernels: list[_Planned] = []
-        self._numbered: dict[int, int] = {}
-        self._executed: list[tuple[int, bool, int, int]] = []
+        self._executed: list[_Executed] = []
         self.pieces: list[_Piece] = []
 
     def read(self) -> None:
         """Process all graph calls in chronological order."""
         host, runs = self._host, dict[int, _Run]()
-        called = np.flatnonzero(host.key != "").tolist()
-        for call in called:
-            self._calls.setdefault(self._frame(call), []).append(call)
-        for call in called:
+        for call in np.flatnonzero(host.key != "").tolist():
             graph = self._graphs.get(str(host.key[call]))
             if graph is None:
                 continue
             node, region = host.above(call, host.is_node), host.above(call, host.is_region)
             launch = bool(host.is_launch[call])
-            around = self._layer_around(call)
+            span = host.above(call, host.span != NONE)
+            around = NONE if span == NONE else int(self._recording.spans["layer"].get(int(host.span[span]), NONE))
             run = runs.get(int(host.sequence[node])) if node != NONE else None
             run = _Run(self._models(call, graph, around)) if run is None else run
             root, plan = run.models.root, self._plan(graph, run.models)
@@ -682,8 +565,7 @@ class _Regions:
             container = call if launch else node if node != NONE else region if region != NONE else call
             start, end = int(host.start[container]), int(host.end[container])
             if node == NONE:
-                places = host.all_above(call) if launch else host.all_inside(container)
-                runs |= dict.fromkeys(host.numbers(places), run)
+                runs |= dict.fromkeys(host.numbers(call), run)
                 start = int(host.start[host.looked_up(container)])
                 if around != root:
                     self._add(run, [root], start + launch, end, call)
@@ -699,57 +581,34 @@ class _Regions:
         """
         heads = self._heads.get((graph.key, around))
         if heads is None:
-            # The order matters, because layers may be added.
-            paths = dict.fromkeys(module for operation in graph.operations.values() for module in operation.modules)
-            heads = self._heads[graph.key, around] = self._layers.heads(paths, around)
-        if len(heads) == 1:
-            known = {head: self._root(call, roots) for head, roots in heads.items()}
+            heads = self._heads[graph.key, around] = self._layers.heads(graph.classes, around)
+        known = {
+            head: roots[0] if len(roots) == 1 else self._layers.named(head, roots) for head, roots in heads.items()
+        }
+        different = set(known.values()) or {NONE}
+        if len(different) == 1:
+            (root,) = different
         else:
-            known = {head: roots[0] if len(roots) == 1 else NONE for head, roots in heads.items()}
-        known = {head: self._layers.named(head, heads[head]) if row == NONE else row for head, row in known.items()}
-        different = set(known.values())
-        if not different - {NONE}:
-            root = NONE
-        elif around in different or len(different) > 1:
-            root = around if around != NONE else self._layers.function(self._function(call))
-        else:
-            root = different.pop()
+            root = around if around != NONE else self._layers.add(f"{self._function(call)}()", NONE)
         return _Models(root, tuple(known.items()))
-
-    def _root(self, call: int, roots: list[int]) -> int:
-        """Determine which of several similar layers a graph belongs to.
-
-        Similar layers share compiled code, so their order is used to tell them apart. The result is `NONE` if the code
-        does not run exactly once for each layer.
-        """
-        if len(roots) == 1:
-            return roots[0]
-        calls = self._calls[self._frame(call)]
-        return roots[calls.index(call)] if len(calls) == len(roots) else NONE
 
     def _function(self, call: int) -> str:
         """Return the name of the function that was compiled into a graph."""
         region = self._host.above(call, self._host.is_region)
         name = "" if region == NONE else self._functions.get(self._host.name[region].removeprefix(REGION), "")
-        resumed = RESUMED.fullmatch(name)
-        return resumed[1] if resumed is not None else name or "compiled function"
-
-    def _frame(self, call: int) -> tuple[int, str]:
-        """Return the span or step around a call, and torch's number for the code object that was compiled."""
-        host = self._host
-        region = host.above(call, host.is_region)
-        code = host.key[call] if region == NONE else host.name[region].removeprefix(REGION).partition("/")[0]
-        return host.above(call, (host.span != NONE) | host.is_step), str(code)
-
-    def _layer_around(self, call: int) -> int:
-        span = self._host.above(call, self._host.span != NONE)
-        return NONE if span == NONE else int(self._recording.spans["layer"].get(int(self._host.span[span]), NONE))
+        return name or "compiled function"
 
     def _plan(self, graph: Graph, models: _Models) -> list[_Planned]:
         key = (graph.key, models)
         if key not in self._plans:
-            self._plans[key] = [_planned(graph, at, self._layers, models) for at in range(len(graph.kernels))]
+            rows = {path: self._row(path, models) for path in graph.classes}
+            self._plans[key] = [_planned(graph, at, rows, models.root) for at in range(len(graph.kernels))]
         return self._plans[key]
+
+    def _row(self, path: str, models: _Models) -> int:
+        """Return the layer of the module at a path, or `NONE` if it is unknown."""
+        model = next(((head, row) for head, row in models.heads if row != NONE and _is_below(head, path)), None)
+        return NONE if model is None else self._layers.at(model[1], _below(model[0], path))
 
     def _cut(
         self, call: int, begin: int, end: int, executed: Sequence[tuple[int, _Planned]], run: _Run, backward: bool
@@ -786,12 +645,9 @@ class _Regions:
     def _note(self, kernel: _Planned, backward: bool, event: int) -> None:
         """Record an execution of a kernel."""
         start, duration = int(self._host.start[event]), int(self._host.end[event] - self._host.start[event])
-        number = self._numbered.setdefault(id(kernel), len(self._kernels))
-        if number == len(self._kernels):
-            self._kernels.append(kernel)
-        self._executed.append((number, backward, start, duration))
+        self._executed.append((kernel, backward, start, duration))
 
-    def _add(self, run: _Run, chain: Sequence[int], start: int, end: int, beside: int, backward: bool = False) -> None:
+    def _add(self, run: _Run, chain: Sequence[int], start: int, end: int, place: int, backward: bool = False) -> None:
         """Add a piece for each layer in a chain, from the outside in."""
         if end <= start:
             return
@@ -803,11 +659,11 @@ class _Regions:
             if owner not in run.numbers:
                 run.numbers[owner] = self._first + len(self._called)
                 self._called.append(owner)
-            self.pieces.append(_Piece(int(start), int(end), beside, run.numbers[owner], backward))
+            self.pieces.append(_Piece(int(start), int(end), place, run.numbers[owner], backward))
 
     def result(self, code: Sequence[CompiledCode]) -> Recording:
         """Return the recording with the results, and with the pieces added to its events."""
-        recording, record = self._recording, _record(self._kernels, self._executed, code)
+        recording, record = self._recording, _record(self._executed, code)
         if not self.pieces:
             return replace(recording, compiled=record)
         called = [(number, layer, False, True) for number, layer in enumerate(self._called, start=self._first)]
@@ -825,45 +681,38 @@ class _Regions:
 
         This order matters: if two intervals are equal, the first is considered to be around the second.
         """
-        events, pieces = self._recording.events.copy(deep=False), self.pieces
-        backward = np.array([piece.backward for piece in pieces])
-        number = np.array([piece.number for piece in pieces], dtype=np.int64)
-        start, end = (np.array([getattr(piece, name) for piece in pieces], dtype=np.int64) for name in ("start", "end"))
-        places = self._host.rows.iloc[[piece.beside for piece in pieces]]
-        known: dict[str, Any] = {
-            **{"start_ns": start, "duration_ns": end - start, "sequence": _FIRST_SEQUENCE + number},
-            "forward_thread": np.where(backward, _THREAD, NONE),
-            "span": np.where(backward, NONE, number),
-            **{str(name): values.to_numpy() for name, values in places.items()},
-        }
-        labels = {"name": np.where(backward, PIECE, LAYER_SPAN), "category": np.full(len(pieces), SPAN_CATEGORY)}
-        columns: dict[str, Any] = {}
-        for name, column in events.items():
-            if isinstance(column.dtype, pd.CategoricalDtype):
-                new = labels.get(str(name), np.full(len(pieces), None, dtype=object))
-                known_texts = pd.Index([*dict.fromkeys(filter(None, new))], dtype=column.cat.categories.dtype)
-                texts = pd.Categorical(new, categories=known_texts)
-                columns[str(name)] = pd.api.types.union_categoricals([texts, column.array])
-            else:
-                values = known.get(str(name), np.full(len(pieces), NONE, dtype=np.int64))
-                columns[str(name)] = np.concatenate([values, column.to_numpy()])
-        return pd.DataFrame(columns, copy=False)
+        events, pieces = self._recording.events.copy(deep=False), pd.DataFrame(self.pieces)
+        for column, labels in (("name", (PIECE, LAYER_SPAN)), ("category", (SPAN_CATEGORY,))):
+            known = events[column].cat.categories
+            events[column] = events[column].cat.add_categories([each for each in labels if each not in known])
+        backward, number = pieces["backward"], pieces["number"]
+        added = self._host.places.iloc[pieces["place"]].reset_index(drop=True)
+        added = added.assign(
+            **{"name": np.where(backward, PIECE, LAYER_SPAN), "category": SPAN_CATEGORY},
+            **{"start_ns": pieces["start"], "duration_ns": pieces["end"] - pieces["start"]},
+            sequence=_FIRST_SEQUENCE + number,
+            forward_thread=np.where(backward, _THREAD, NONE),
+            span=np.where(backward, NONE, number),
+        ).reindex(columns=events.columns)
+        numbers = events.select_dtypes("number").columns
+        added[numbers] = added[numbers].fillna(NONE)
+        return pd.concat([added.astype(events.dtypes.to_dict()), events], ignore_index=True)
 
 
-def _record(
-    kernels: Sequence[_Planned], executed: Sequence[tuple[int, bool, int, int]], code: Sequence[CompiledCode]
-) -> CompiledRecord:
-    """Return the tables of kernels and their executions.
+#: The kernel, whether it ran in backward, the start and the duration.
+_Executed = tuple[_Planned, bool, int, int]
 
-    Each execution consists of the kernel's number, a flag for the backward pass, the start and the duration.
-    """
-    backward = {number: backward for number, backward, *_ in executed}
+
+def _record(executed: Sequence[_Executed], code: Sequence[CompiledCode]) -> CompiledRecord:
+    """Return the tables of kernels and their executions."""
+    kernels = {id(kernel): (kernel, backward) for kernel, backward, *_ in executed}
+    numbers = {identity: number for number, identity in enumerate(kernels)}
     facts = [
-        (*kernel.facts[:2], "backward" if backward[number] else "forward", *kernel.facts[2:])
-        for number, kernel in enumerate(kernels)
+        (*kernel.facts[:2], "backward" if backward else "forward", *kernel.facts[2:])
+        for kernel, backward in kernels.values()
     ]
-    shares = [(number, chain[-1], share) for number, kernel in enumerate(kernels) for chain, share in kernel.shares]
-    calls = [(number, start, duration) for number, _, start, duration in executed]
+    shares = [(numbers[own], chain[-1], share) for own in kernels for chain, share in kernels[own][0].shares]
+    calls = [(numbers[id(kernel)], start, duration) for kernel, _, start, duration in executed]
     return CompiledRecord(
         frame_of_rows("compiled_kernels", facts),
         frame_of_rows("compiled_shares", shares),

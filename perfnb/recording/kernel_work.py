@@ -16,25 +16,31 @@ the graph, according to these rules:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
 
 from perfnb.recording.nesting import NONE
+from perfnb.trace.trace_file import MAX_DEPTH, MOST_TEXT
+
+#: Texts and numbers that are accepted from a file.
+Text, _Whole = Annotated[str, Meta(max_length=MOST_TEXT)], Annotated[int, Meta(ge=0, lt=2**53)]
 
 
 class Operation(NamedTuple):
     """An operation in a graph after Inductor's passes, or an input of the graph."""
 
-    name: str
+    name: Text
     #: The name as in a trace, such as ``aten::gelu``; empty for an input.
-    op: str
+    op: Text
     #: The modules that called it, from the outside in: their paths in the compiled code, and their classes.
-    modules: tuple[tuple[str, str], ...]
-    inputs: tuple[str, ...]
+    modules: Annotated[tuple[tuple[Text, Text], ...], Meta(max_length=MAX_DEPTH)]
+    inputs: tuple[Text, ...]
     #: Size of the result.
-    bytes: int
-    flops: int
-    #: The line of user code: file, number and text. Empty if unknown.
-    source: tuple[str, int, str] | tuple[()]
+    bytes: _Whole
+    flops: _Whole
+    #: The line of user code: file, number and text; ``None`` if it is unknown.
+    source: tuple[Text, _Whole, Text] | None = None
     #: Whether the result is a view of the first input, which means that the operation computes nothing.
     view: bool = False
     #: Whether the graph returns the result.
@@ -45,11 +51,11 @@ class Kernel(NamedTuple):
     """A kernel call in a compiled graph."""
 
     #: The name as in the generated code: ``cpp_fused_gelu_1``, ``extern_kernels.addmm``.
-    name: str
+    name: Text
     #: Whether it is a library operator, as opposed to generated code.
     extern: bool
     #: Keys of the operations that Inductor attributes to it.
-    operations: tuple[str, ...]
+    operations: tuple[Text, ...]
 
 
 class Work(NamedTuple):

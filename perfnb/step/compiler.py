@@ -16,21 +16,22 @@ import importlib
 import inspect
 import linecache
 import math
+import re
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
-from functools import wraps
+from functools import reduce, wraps
 from pathlib import Path
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
-from perfnb.recording.compiled_layers import RESUMED, CompiledCode, Graph, kernels_in_order, source_of
+from perfnb.recording.compiled_layers import RESUMED, CompiledCode, Graph
 from perfnb.recording.kernel_work import Kernel, Operation
 from perfnb.step.installed import Installed
 from perfnb.step.refusals import is_compiled, wrapped_by_compiler
@@ -44,7 +45,6 @@ _GRAPH = "CompiledFxGraph"
 #: a forward pass.
 _FUSED = "_inductor_triton_kernel_to_post_grad_node_info"
 _DYNAMO = "torch._dynamo.utils"
-_BREAKS, _GUARDS = "torch._dynamo.output_graph", "torch._guards"
 #: The private names needed to attribute kernels to layers, by module.
 PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
     _CONFIG: ("cpp.enable_kernel_profile", "trace.provenance_tracking_level", "post_grad_custom_post_pass"),
@@ -54,27 +54,26 @@ PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 #: The private names needed to report the reasons for recompilations and graph breaks.
 REPORTED_NAMES: Mapping[str, tuple[str, ...]] = {_DYNAMO: ("get_compilation_metrics", "graph_break_reasons")}
-#: The private names needed to find out which of a function's graph breaks ends which of its regions.
-BREAK_NAMES: Mapping[str, tuple[str, ...]] = {
-    _BREAKS: ("GraphCompileReason.__post_init__",),
-    _GUARDS: ("CompileContext.current_compile_id",),
-}
-#: The attribute of a graph break's reason that stores which region was being compiled.
-_REGION_OF_REASON = "_perfnb_region"
 #: The private names needed to recompile a model.
 AGAIN_NAMES: Mapping[str, tuple[str, ...]] = {
     "torch": ("_TorchCompileInductorWrapper",),
     "torch._dynamo": ("optimize",),
     "torch._dynamo.eval_frame": ("innermost_backend",),
 }
+#: A kernel in Inductor's mapping, with its position in the generated code.
+_NUMBERED = re.compile(r"(?P<kernel>.+):(?P<order>[0-9]{1,9})")
+_EXTERN = ("extern_kernels.", "torch.ops.", "aten.")
+_FILE = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>[0-9]{1,9}), in .*\n *(?P<text>.*)$', re.MULTILINE)
 #: The name that newer versions of torch use for a branch on a tensor's value.
 _BRANCH = "Data-dependent branching"
+#: The reason and the place of each graph break, by the file, the name and the line of the function that was compiled.
+_Breaks = dict[tuple[str, str, int], tuple[str, str]]
 #: The end of the path to torch's own file that contains the function compiled instead of a torch.nn module's forward.
 _WRAPPER = ("_dynamo", "external_utils.py")
 #: The number of objects that the interpreter itself may freeze. Importing torch creates ten times as many.
 _FROZEN = 10_000
 #: The attribute of a compiled graph that contains the description. It ends with the version of its format.
-_ATTRIBUTE = "_perfnb_operations_5"
+_ATTRIBUTE = "_perfnb_operations_6"
 
 
 def missing_names(needed: Mapping[str, tuple[str, ...]] | None = None) -> list[str]:
@@ -87,11 +86,9 @@ def missing_names(needed: Mapping[str, tuple[str, ...]] | None = None) -> list[s
 
 
 def _has(module: str, name: str) -> bool:
+    *outer, last = name.split(".")
     try:
-        value = importlib.import_module(module)
-        *outer, last = name.split(".")
-        for part in outer:
-            value = getattr(value, part)
+        value = reduce(getattr, outer, importlib.import_module(module))
     except (ImportError, AttributeError):
         return False
     # A dataclass field without a default is not an attribute of the class.
@@ -121,10 +118,6 @@ class CompilesForProfiling(Installed):
         plain = graph.__init__
         stack.callback(setattr, graph, "__init__", plain)
         graph.__init__ = _describing(plain, before)
-        if not missing_names(BREAK_NAMES):
-            reason = importlib.import_module(_BREAKS).GraphCompileReason
-            stack.callback(setattr, reason, "__post_init__", reason.__post_init__)
-            reason.__post_init__ = _noting_region(reason.__post_init__)
 
 
 def why_not_again() -> str:
@@ -238,24 +231,27 @@ def _describing(plain: Any, before: Mapping[str, tuple[str, ...]]) -> Any:
         plain(self, *args, **kwargs)
         with suppress(Exception):  # the user's compilation must not fail; without a description, the graph is one row
             module = next(value for value in (*args, *kwargs.values()) if isinstance(value, fx.GraphModule))
+            if any(str(node.target) == "invoke_subgraph" for node in module.graph.nodes):
+                return  # it contains code that several layers share, and does not show which of them runs it
             own = {kernel: names for kernel, names in _fused().items() if before.get(kernel) != names}
-            kernels = [tuple(kernel) for kernel in kernels_in_order(own)]
+            kernels = [tuple(kernel) for kernel in _kernels_in_order(own)]
             setattr(self, _ATTRIBUTE, (kernels, [tuple(each) for each in _operations(module)]))
 
     return described
 
 
-def _noting_region(plain: Any) -> Any:
-    """Return a `GraphCompileReason.__post_init__` that records which region is being compiled."""
-    context: Any = importlib.import_module(_GUARDS).CompileContext
+def _kernels_in_order(fused: Mapping[str, Iterable[str]]) -> Iterator[Kernel]:
+    """Yield the kernel calls in Inductor's mapping to operations, in the order of the generated code."""
+    calls = [(match, names) for key, names in fused.items() if (match := _NUMBERED.fullmatch(key)) is not None]
+    for call, names in sorted(calls, key=lambda pair: int(pair[0]["order"])):
+        name = call["kernel"]
+        yield Kernel(name, name.startswith(_EXTERN), tuple(names))
 
-    @wraps(plain)
-    def noting(self: Any) -> None:
-        plain(self)
-        with suppress(Exception):
-            setattr(self, _REGION_OF_REASON, str(context.current_compile_id()))
 
-    return noting
+def _source_of(trace: Any) -> tuple[str, int, str] | None:
+    """Return the innermost line in the stack from an operation's metadata."""
+    lines = list(_FILE.finditer(trace)) if isinstance(trace, str) else []
+    return (lines[-1]["file"], int(lines[-1]["line"]), lines[-1]["text"].strip()) if lines else None
 
 
 @contextmanager
@@ -318,9 +314,7 @@ _blocks: list[None] = []
 def begin_for_profiling() -> None:
     """Make all code that torch compiles from now on report the layers of its kernels."""
     if not _in_force:
-        settings = CompilesForProfiling()
-        settings.__enter__()
-        _in_force.append(settings)
+        _in_force.append(CompilesForProfiling().__enter__())
 
 
 def end_for_profiling() -> None:
@@ -369,19 +363,12 @@ def compiled_code(regions: Iterable[str], called: Iterable[CodeType] = ()) -> li
 
     The name of a region is, for example, ``1/0``: the first version of the second function. The result contains the
     given regions first, then other versions of their functions, and finally those of the `called` functions that torch
-    has not compiled because their graph breaks where torch cannot resume.
+    has not compiled because their graph breaks where torch cannot resume, unless a region ends at the same break.
     """
     wanted = dict.fromkeys(regions)
     if "torch._dynamo" not in sys.modules or missing_names(REPORTED_NAMES):
         return [CompiledCode(region) for region in wanted]
     utils: Any = sys.modules[_DYNAMO]
-    breaks = dict[Any, list[_Break]]()
-    for reason in utils.graph_break_reasons:
-        if reason.graph_break and reason.user_stack:
-            outer, inner = reason.user_stack[0], reason.user_stack[-1]
-            where = getattr(reason, _REGION_OF_REASON, None) or (outer.filename, outer.name)
-            found = _break_at(outer.lineno or 0, reason.reason, inner.filename, inner.lineno, inner.line or "")
-            breaks.setdefault(where, []).append(found)
     known, failed, backward_s = dict[str, Any](), dict[tuple[str, int], Any](), defaultdict[str, float](float)
     for each in _since_reset(utils):
         region, place = str(each.compile_id), (each.co_filename, each.co_firstlineno)
@@ -392,20 +379,34 @@ def compiled_code(regions: Iterable[str], called: Iterable[CodeType] = ()) -> li
             known[region] = each
         elif each.fail_type == "Unsupported":
             failed[place] = each
-    functions, places = (
-        {_function(each) for each in wanted},
-        {(each.co_filename, each.co_firstlineno) for each in called},
-    )
+    functions = {_function(each) for each in wanted}
     wanted |= dict.fromkeys(region for region in known if _function(region) in functions)
-    code = [_code(region, known.get(region), breaks, backward_s[region]) for region in wanted]
-    met = {each.broke_at for each in code}
+    breaks = _breaks(utils)
+    code = [
+        _code(region, facts, _broke(facts, known.values(), breaks), backward_s[region])
+        if (facts := known.get(region)) is not None
+        else CompiledCode(region)
+        for region in wanted
+    ]
+    met, places = {each.broke_at for each in code}, {(each.co_filename, each.co_firstlineno) for each in called}
     for place, each in failed.items():
         file, line = each.fail_user_frame_filename or "", each.fail_user_frame_lineno or 0
-        found = _break_at(line, each.fail_reason, file, line, linecache.getline(file, line))
-        if place in places or found.place in met:
+        found = _break_at(each.fail_reason, file, line, linecache.getline(file, line))
+        if place in places and found[1] not in met:
             own = CompiledCode(str(each.compile_id), str(each.co_name), f"{each.co_filename}:{each.co_firstlineno}")
-            code.append(own._replace(broke=found.reason, broke_at=found.place))
+            code.append(own._replace(broke=found[0], broke_at=found[1]))
     return code
+
+
+def _breaks(utils: Any) -> _Breaks:
+    """Return all graph breaks that torch has recorded."""
+    breaks: _Breaks = {}
+    for reason in utils.graph_break_reasons:
+        if reason.graph_break and reason.user_stack:
+            outer, inner = reason.user_stack[0], reason.user_stack[-1]
+            broke = _break_at(reason.reason, inner.filename, inner.lineno, inner.line or "")
+            breaks[outer.filename, RESUMED.sub(r"\1", outer.name), outer.lineno or 0] = broke
+    return breaks
 
 
 def _function(region: str) -> str:
@@ -421,7 +422,7 @@ def _since_reset(utils: Any) -> list[Any]:
 
 
 def compilations(steps: Sequence[tuple[int, int]]) -> list[list[Any]]:
-    """Return the compilations that took place on this thread during the given steps.
+    """Return the compilations that took place during the given steps.
 
     Each step is specified by its start and end (`time.perf_counter_ns`). A compilation is described by the index of its
     step, the function, the function's file and line, the guard that failed (empty if the code had not been compiled
@@ -431,62 +432,39 @@ def compilations(steps: Sequence[tuple[int, int]]) -> list[list[Any]]:
         return []
     utils: Any = importlib.import_module(_DYNAMO)
     epoch_ns, known = time.time_ns() - time.perf_counter_ns(), list(utils.get_compilation_metrics())
-    code = {str(each.compile_id): _code(str(each.compile_id), each, {}) for each in known if each.co_name}
-    elsewhere = {str(each.compile_id) for each in known if _on_another_thread(each)}
+    code = {str(each.compile_id): _code(str(each.compile_id), each, ("", "")) for each in known if each.co_name}
     found = []
     for each in known:
         begin_us, took_us = getattr(each, "start_time_us", None), getattr(each, "duration_us", None)
         begin_ns = (begin_us or 0) * 1000 - epoch_ns
         step = next((number for number, (begin, end) in enumerate(steps) if begin <= begin_ns < end), None)
-        if step is not None and took_us and str(each.compile_id) not in elsewhere:
+        if step is not None and took_us:
             own = code.get(str(each.compile_id), CompiledCode(""))
             found.append([step, own.function, own.line, own.recompiled, took_us / 1e3])
     return found
 
 
-def _on_another_thread(facts: Any) -> bool:
-    """Check whether a compilation ran on another thread.
+def _broke(facts: Any, known: Iterable[Any], breaks: _Breaks) -> tuple[str, str]:
+    """Return the reason and the place of the graph break that ends a region; both are empty if there is none.
 
-    This is the case if torch recorded the compilation's stack and its outermost frame is not that of this thread.
+    This is the first break after the line where the region begins, and before another function of the same name.
     """
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-    first = str(next(iter(getattr(facts, "stack_trace", None) or ()), ""))
-    return bool(first) and not first.endswith(f"Name: {frame.f_code.co_name}, Filename: {frame.f_code.co_filename}")
-
-
-class _Break(NamedTuple):
-    """A graph break: the line in the function that was being compiled, the reason for the break, and its location."""
-
-    line: int
-    reason: str
-    place: str
-
-
-def _break_of(region: str, facts: Any, breaks: Mapping[Any, Sequence[_Break]]) -> _Break:
-    """Return the graph break that ends a region.
-
-    If no break was recorded for the region, return the first break after the line where the region begins.
-    """
-    if region in breaks:
-        return breaks[region][-1]
     resumed = RESUMED.fullmatch(facts.co_name)
-    function, begins = (facts.co_name, facts.co_firstlineno) if resumed is None else (resumed[1], int(resumed[2]) + 1)
-    behind = [each for each in breaks.get((facts.co_filename, function), ()) if each.line >= begins]
-    return min(behind, key=lambda each: each.line, default=_Break(0, "", ""))
+    name, begins = (facts.co_name, facts.co_firstlineno) if resumed is None else (resumed[1], int(resumed[2]) + 1)
+    function = facts.co_filename, name
+    others = (each.co_firstlineno for each in known if (each.co_filename, each.co_name) == function)
+    until = min((line for line in others if line > begins), default=math.inf)
+    behind = [line for *of, line in breaks if tuple(of) == function and begins <= line < until]
+    return breaks[(*function, min(behind))] if behind else ("", "")
 
 
-def _break_at(outer: int, why: Any, file: str, line: int | None, text: str) -> _Break:
+def _break_at(why: Any, file: str, line: int | None, text: str) -> tuple[str, str]:
     reason = _first_line(why)
     reason = _BRANCH if reason.startswith("generic_jump") else reason
-    return _Break(outer, ": ".join(filter(None, (reason, text.strip().rstrip(":")))), f"{file}:{line}")
+    return ": ".join(filter(None, (reason, text.strip().rstrip(":")))), f"{file}:{line}"
 
 
-def _code(region: str, facts: Any, breaks: Mapping[Any, Sequence[_Break]], backward_s: float = 0.0) -> CompiledCode:
-    if facts is None:
-        return CompiledCode(region)
-    broke = _break_of(region, facts, breaks)
+def _code(region: str, facts: Any, broke: tuple[str, str], backward_s: float = 0.0) -> CompiledCode:
     wraps = Path(facts.co_filename).parts[-2:] == _WRAPPER
     return CompiledCode(
         region,
@@ -495,8 +473,7 @@ def _code(region: str, facts: Any, breaks: Mapping[Any, Sequence[_Break]], backw
         facts.guard_count,
         None if facts.entire_frame_compile_time_s is None else facts.entire_frame_compile_time_s + backward_s,
         _first_line(getattr(facts, "recompile_reason", "")),  # torch 2.6 does not record it
-        broke.reason,
-        broke.place,
+        *broke,
     )
 
 
@@ -507,10 +484,9 @@ def _first_line(text: Any) -> str:
 def _operations(module: fx.GraphModule) -> Iterator[Operation]:
     from perfnb.step.arithmetic import operator_of, tensors_in  # imported here because it imports this module
 
-    shared = _in_subgraphs(module)
     returned = {each for node in module.graph.nodes if node.op == "output" for each in node.all_input_nodes}
     for node in module.graph.nodes:
-        if node.op == "output" or (node.op == "call_function" and node.name in shared):
+        if node.op == "output":
             continue
         stack = node.meta.get("nn_module_stack") or {}
         forward = node.meta.get("fwd_nn_module_stack") or {}
@@ -528,22 +504,10 @@ def _operations(module: fx.GraphModule) -> Iterator[Operation]:
             tuple(each.name for each in node.all_input_nodes),
             sum(_elements(tensor) * tensor.element_size() for tensor in tensors_in([value])),
             _flops(node, value) if called and not view else 0,
-            source_of(node.meta.get("stack_trace")),
+            _source_of(node.meta.get("stack_trace")),
             view,
             node in returned,
         )
-
-
-def _in_subgraphs(module: fx.GraphModule) -> set[str]:
-    """Return the names of the operations in regions that were compiled once for several layers.
-
-    These names do not show which of the layers a kernel belongs to. The kernel might even belong to an operation
-    outside these layers that has the same name.
-    """
-    called = (node.args[0] for node in module.graph.nodes if str(node.target) == "invoke_subgraph")
-    graphs = {str(each.target) for each in called if isinstance(each, fx.Node)}
-    parts = [part for name in graphs if isinstance(part := getattr(module, name, None), fx.GraphModule)]
-    return {node.name for part in parts for node in part.graph.nodes}
 
 
 def _class_name(kind: Any) -> str:
@@ -568,13 +532,11 @@ def _flops(node: fx.Node, value: Any) -> int:
 
 def _with_numbers(value: Any) -> Any:
     """Return a value from a graph after replacing symbolic numbers with the numbers that the compiler saw."""
-    if isinstance(value, torch.SymInt):
-        return _number(value)
-    if isinstance(value, Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):
+    if isinstance(value, Tensor):
         return torch.empty([*map(_number, value.shape)], dtype=value.dtype, device="meta")
     if isinstance(value, (tuple, list)):
         return tuple(map(_with_numbers, value))
-    return value
+    return _number(value) if isinstance(value, torch.SymInt) else value
 
 
 def _elements(tensor: Tensor) -> int:

@@ -11,8 +11,9 @@ from perfnb.compiled.tab import compiled_document
 from perfnb.compiled.tables import compiled_summary
 from perfnb.recording.compiled_layers import CompiledCode
 from perfnb.recording.raw_frames import frame_of_rows
+from tests.recording.test_compiled_layers import of_one_step
 from tests.samples import texts
-from tests.samples.compiled import DOCUMENTS, broken
+from tests.samples.compiled import DOCUMENTS
 
 
 def test_the_documents_of_the_room(golden: Callable[[str, str], None]) -> None:
@@ -30,7 +31,7 @@ def test_graph_breaks_come_first_and_decide_the_verdict() -> None:
 
 
 def test_a_function_that_a_break_leaves_uncompiled_decides_the_verdict() -> None:
-    recording = broken()
+    recording = of_one_step()
     left = CompiledCode("3/0", "run", "/home/model.py:30", broke="Call to print", broke_at="/home/model.py:32")
     assert recording.compiled is not None
     code = pd.concat([recording.compiled.code, frame_of_rows("compiled_code", [left])], ignore_index=True)
@@ -39,6 +40,6 @@ def test_a_function_that_a_break_leaves_uncompiled_decides_the_verdict() -> None
 
     verdict = compiled_document(summary).verdict
 
-    assert verdict.sentence.startswith("torch.compile leaves run (model.py:30) uncompiled")
+    assert verdict.sentence == "Graphs break once: functions stay uncompiled."
     assert verdict.why == "Call to print, at model.py:32."
     assert summary.regions.loc["3/0", ["calls", "ms", "gap_ms"]].isna().all()

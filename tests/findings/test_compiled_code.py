@@ -42,8 +42,8 @@ def test_a_graph_break_costs_the_code_around_it_an_entry_and_what_could_be_fused
     assert found.bound_ms == pytest.approx((48 + 38 + 30 + 21 + 30 + 80) / 1000)
     assert found.evidence == (
         "Graphs break at model.py:9 (Failed to trace builtin operator: print(h)). Therefore 2 compiled regions per "
-        "step run in place of 1, which costs up to 0.247 ms (41 % of the step): 0.116 ms in the code between them, "
-        "21.0 µs in entering them, and 0.110 ms in generated kernels next to a break, which could be fused across it."
+        "step run in place of 1, which costs up to 0.247 ms (41 % of the step) in entering them, in the code between "
+        "them, and in generated kernels that could be fused across it."
     )
     assert found.advice == "At model.py:9: print or log outside the compiled code."
     assert [row.name for row in found.rows] == ["Torch-Compiled Region: 0/0"]
@@ -57,7 +57,7 @@ def test_without_a_graph_break_there_is_no_finding_of_one() -> None:
 def test_one_disturbed_step_does_not_change_what_a_break_costs() -> None:
     found = only(compiled.graph_breaks(facts(compiled_cpu(3, late=50))))
 
-    assert "0.116 ms in the code between them" in found.evidence
+    assert found.bound_ms == pytest.approx((48 + 38 + 30 + 21 + 30 + 80) / 1000)
 
 
 def test_kernels_fuse_only_where_a_break_has_them_on_both_sides() -> None:
@@ -73,9 +73,7 @@ def test_kernels_fuse_only_where_a_break_has_them_on_both_sides() -> None:
     assert found.bound_ms == pytest.approx((48 + 38 + 30 + 21 + 80) / 1000)
 
 
-@pytest.mark.parametrize("reported", [False, True])
-def test_regions_of_one_call_belong_together_if_torch_left_the_function_around_them_uncompiled(reported: bool) -> None:
-    """Whether or not torch reports that function as well, as it does one that calls them in a loop."""
+def test_regions_of_one_call_belong_together_if_torch_left_the_function_around_them_uncompiled() -> None:
     hand = ByHand().step(0, 600)
     root, *_ = net(hand)
     hand.call(root, 8, 590)
@@ -83,7 +81,6 @@ def test_regions_of_one_call_belong_together_if_torch_left_the_function_around_t
     region(hand, 410, sequence=6, name="1/0")  # far away, and in the same call
     recording = hand.recording()
     code = [CompiledCode(name, "forward", broke="Failed: print(h)", broke_at="model.py:9") for name in ("0/0", "1/0")]
-    code += [code[0]._replace(region="2/0", function="around", line="model.py:2")] * reported
     found = only(compiled.graph_breaks(facts(with_compiled_regions(recording, [SHARED, BACK], code))))
 
     assert "2 compiled regions per step run in place of 1" in found.evidence
@@ -124,9 +121,8 @@ def test_small_regions_cost_their_entry_what_is_between_them_and_what_could_be_f
 
     assert found.bound_ms == pytest.approx((52 + 18 + 8) / 1000)
     assert found.evidence == (
-        "2 compiled regions per step (scaled): 8.00 µs in kernels, forward and backward, and 52.0 µs in entering and "
-        "leaving. Another 18.0 µs is in the code between these regions, and 8.00 µs in generated kernels that could be "
-        "fused across it."
+        "2 compiled regions per step (scaled) run kernels for 8.00 µs, forward and backward, but cost up to 78.0 µs in "
+        "entering them, in the code between them, and in generated kernels that could be fused across it."
     )
     assert found.advice.startswith("Compile the code that calls these regions")
 
@@ -155,36 +151,6 @@ def test_a_single_small_region_is_not_said_to_be_several() -> None:
     known = facts(with_compiled_regions(hand.recording(), [SMALL], code))
 
     assert only(list(compiled.small_regions.search(known))).evidence.startswith("1 compiled region per step (scaled)")
-    assert compiled.small_regions.words_for(known)[1] == "giving it more work per entry"
-    assert compiled.small_regions.words_for(facts(compiled_cpu()))[1] == "entering fewer and larger ones"
-
-
-def parts_of_net(recording: Recording) -> Recording:
-    """Not the model is compiled, but a part of it."""
-    modules = recording.modules.assign(compiled=recording.modules["name"] == "net.block")
-    return replace(recording, modules=modules)
-
-
-@pytest.mark.parametrize(
-    ("models", "code"),
-    [
-        ([{"name": "net", "called": True}], "net = torch.compile(net)"),
-        ([{"name": "net", "called": False}], ""),
-        ([{"name": "other", "called": True}], ""),
-        ([], ""),
-    ],
-)
-def test_the_line_that_compiles_the_whole_model_is_shown_only_if_it_applies(models: list[Any], code: str) -> None:
-    recording = compiled_cpu(broke="")
-    meta = {**recording.meta, "parts": {"models": models, "imports": ["torch"]}}
-    recording = replace(recording, meta=meta)
-
-    def shown(recording: Recording) -> str:
-        table = unfolded(recording)[1]
-        return str(table.loc[table["bottleneck"] == "small regions", "code"].iloc[0])
-
-    assert shown(parts_of_net(recording)) == code
-    assert shown(recording) == ""  # the whole model is already compiled
 
 
 def test_regions_with_long_kernels_are_not_small() -> None:
@@ -237,10 +203,10 @@ def test_what_a_step_takes_longer_because_it_compiled_counts_as_compiling() -> N
     assert "Run more steps" in found.advice
 
 
-def test_longer_warm_up_is_not_the_remedy_for_steps_that_all_compile() -> None:
+def test_longer_warm_up_is_not_the_only_remedy_for_steps_that_all_compile() -> None:
     rows = [[step, "forward", "model.py:7", "", 0.3] for step in range(6)]
     advice = only(compiled.recompilation(facts(with_compilations(*rows)))).advice
-    assert advice.startswith("Call torch.compile only once, before the steps")
+    assert "If every step compiles code, call torch.compile only once, before the steps" in advice
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ _KIB = 1024
 def result(
     name: str, *inputs: str, op: str = "aten::mul", kib: int = 100, view: bool = False, returned: bool = False
 ) -> Operation:
-    return Operation(name, op if inputs else "", (), inputs, kib * _KIB, 0, (), view, returned)
+    return Operation(name, op if inputs else "", (), inputs, kib * _KIB, 0, None, view, returned)
 
 
 def work(operations: Sequence[Operation], **kernels: str) -> list[Work]:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
-from perfnb.compiled.runs import RegionRuns, region_runs
+from perfnb.compiled.runs import region_runs
 from perfnb.compiled.tables import place_in_words
 from perfnb.findings.facts import Facts, shared, typical
-from perfnb.findings.finding import Finding, Row, rows, rule
-from perfnb.findings.proposed_code import lever_line
+from perfnb.findings.finding import Finding, rows, rule
 from perfnb.findings.rules.repeated import model_calls
 from perfnb.recording.compiled_layers import CompiledCode, region_ids
 from perfnb.recording.nesting import NONE, Bools, Floats, Ints
-from perfnb.recording.text import TEXT
 from perfnb.trace_names import REGION
 
 #: Share of a region's work in kernels above which the time of entering it is comparable to that work.
@@ -28,6 +24,8 @@ _COMPARABLE = 0.5
 _SHORT_NS = 200_000
 #: The number of places and functions that are named.
 _MOST = 3
+_PARTS = "entering them, in the code between them, and in generated kernels that could be fused across it"
+_MEASURED = "Regions and kernels were measured while they were traced, which makes entering a region slower."
 #: The recommendation for the reason of a graph break or for its line; the first that fits.
 _CURES = (
     (r"graph_break\(\)", "remove this call"),
@@ -51,182 +49,69 @@ _GUARD_CURES = (
     (r"requires_grad|grad_mode|training", "Use the same mode in every step, or compile a separate copy for each mode."),
     (r"==", "Keep the changing value in a tensor, or outside the compiled code."),
 )
-_WARM_UP = "Run more steps before the timed ones, so that all code has been compiled by then."
-_COMPILE_ONCE = (
-    "Call torch.compile only once, before the steps, and do not discard its code, for example with "
-    f"torch.compiler.reset. If no step does either of these: {_WARM_UP[0].lower()}{_WARM_UP[1:]}"
+_WARM_UP = (
+    "Run more steps before the timed ones, so that all code has been compiled by then. If every step compiles code, "
+    "call torch.compile only once, before the steps, and do not discard its code, for example with "
+    "torch.compiler.reset."
 )
 _NUMBER = re.compile(r"^[0-9]{1,9}/[0-9]{1,9}: ")
 _OTHER_GUARD = "Make sure that the value checked by this guard is the same in every step."
 
 
-@dataclass(frozen=True)
-class _Runs:
-    """The compiled regions in the traced steps on the CPU, with median times over steps that did the same work."""
-
-    found: RegionRuns
-    #: For each run: the location and the reason of its graph break, which are empty if there is none, and its function.
-    broke_at: np.ndarray
-    broke: np.ndarray
-    function: np.ndarray
-    kernels_known: bool
-
-    def ns(self, name: str) -> Floats:
-        """Return a column of the runs, with 0 for unknown values."""
-        runs = self.found.runs
-        values = runs[name].fillna(0.0).to_numpy(dtype=float)
-        return typical(values, runs["step"].to_numpy(), pd.factorize(runs["region"])[0])
-
-
 @shared
-def _runs(facts: Facts) -> _Runs | None:
+def _runs(facts: Facts) -> pd.DataFrame | None:
+    """Return the compiled regions in the traced steps on the CPU, with the break that ends each of them.
+
+    ``broke_at`` is empty for a region without a break. Times are medians over steps that did the same work, and 0 if
+    they are unknown.
+    """
     record = facts.recording.compiled
     if record is None or facts.gpu is not None:
         return None
-    found = region_runs(facts.recording, record)
-    code = record.code.drop_duplicates("region").set_index("region").reindex(found.runs["region"])
-    at, broke, function = (code[name].fillna("").to_numpy(dtype=object) for name in ("broke_at", "broke", "function"))
-    return _Runs(found, at, broke, function, len(record.kernels) > 0) if len(found.runs) else None
+    runs = region_runs(facts.recording, record)
+    kind, step = pd.factorize(runs["region"])[0], runs["step"].to_numpy()
+    for name in runs.columns[runs.columns.str.endswith("_ns")]:
+        runs[name] = typical(runs[name].fillna(0.0).to_numpy(dtype=float), step, kind)
+    code = record.code.drop_duplicates("region").set_index("region")[["broke_at", "broke", "function"]]
+    runs = runs.join(code, on="region").fillna(dict.fromkeys(code.columns, ""))
+    return runs if len(runs) else None
 
 
-class _Costs(NamedTuple):
-    """The cost of the seams between regions, in milliseconds of a timed step."""
-
-    code: float
-    entering: float
-    #: Generated kernels on both sides of a seam.
-    kernels: float
-
-    @property
-    def whole(self) -> float:
-        return sum(self)
+def _kernels_known(facts: Facts) -> bool:
+    return facts.recording.compiled is not None and len(facts.recording.compiled.kernels) > 0
 
 
-def _costs(facts: Facts, chosen: Bools, code: Floats, entering: Floats, kernels: Floats) -> _Costs:
-    """Return the costs of some runs, given nanoseconds by run.
+def _cost_ms(facts: Facts, runs: pd.DataFrame, group: Ints, code: Floats, entered: Bools) -> Floats:
+    """Return the cost of each run in milliseconds of a timed step, compared with one region for each group of runs.
 
-    Tracing slows down torch's own code but hardly affects Python code and kernels. A short gap between regions contains
-    only torch's own code.
+    It consists of the code around the run and between it and the next run in its group, of entering the run, and of the
+    generated kernels next to the seams between the runs, because a single kernel could replace them.
+
+    Parameters
+    ----------
+    group : ndarray
+        The group of each run, or `NONE` for a run that is not in any group.
+    code : ndarray
+        The time of code in forward, in nanoseconds.
+    entered : ndarray
+        Whether a run must be entered in any case, even though it is not the first in its group.
     """
-    short = code < _SHORT_NS
-    cost = _Costs(
-        facts.between_ops_ms(float(code[chosen & ~short].sum())) + facts.per_step(float(code[chosen & short].sum())),
-        facts.per_step(float(entering[chosen].sum())),
-        facts.between_ops_ms(float(kernels[chosen].sum())),
-    )
-    return _Costs(*(part * min(facts.step_ms / cost.whole, 1.0) for part in cost)) if cost.whole else cost
-
-
-@rule("graph breaks", "Slowed by graph breaks", "compiling across them", worth=0.03)
-def graph_breaks(facts: Facts) -> Iterator[Finding]:
-    """Find regions that would be part of a single region if there were no graph breaks."""
-    runs, left = _runs(facts), _left_uncompiled(facts)
-    if len(left):
-        yield _uncompiled(facts, left)
-    if runs is None:
-        return
-    frame, broken = runs.found.runs, (runs.broke_at != "") & ~np.isin(runs.broke_at, left["broke_at"])
-    if not broken.any():
-        return
-    chosen = np.isin(frame["group"], frame["group"][broken])
-    group, ends = _without_breaks(facts, frame, chosen)
-    following = _following(group, chosen & frame["has_graph"].to_numpy())
-    code = np.where(ends, runs.ns("rest_ns"), runs.ns("gap_ns")) + np.where(
-        following != NONE, runs.ns("back_gap_ns"), 0.0
-    )
-    # One of the regions must be entered in any case.
-    entering = np.where(np.isin(np.arange(len(group)), following), runs.ns("enter_ns") + runs.ns("back_enter_ns"), 0.0)
-    kernels = runs.found.beside_ns(following)
-    by_group = pd.Series(runs.broke_at, dtype=TEXT).where(broken).groupby(group)
-    at = by_group.ffill().fillna(by_group.bfill()).to_numpy(dtype=object)
-    by_place = {
-        place: _costs(facts, chosen & (at == place), code, entering, kernels).whole
-        for place in map(str, set(at[chosen]))
-    }
-    places = sorted(by_place, key=by_place.__getitem__, reverse=True)
-    reasons = {place: str(runs.broke[runs.broke_at == place][0]) for place in places}
-    cost, groups = _costs(facts, chosen, code, entering, kernels), len(np.unique(group[chosen])) / facts.steps
-    each = len(places) > 1 and runs.kernels_known
-    named = "; ".join(
-        f"{place_in_words(place)} ({reasons[place]}){f', up to {fmt.duration(by_place[place])}' if each else ''}"
-        for place in places[:_MOST]
-    )
-    more = f"; and at {fmt.counted(len(places) - _MOST, 'more place')}" if len(places) > _MOST else ""
-    split = f"{fmt.counted(chosen.sum() / facts.steps, 'compiled region')} per step run in place of {groups:,.0f}"
-    parts = (
-        f": {fmt.duration(cost.code)} in the code between them, {fmt.duration(cost.entering)} in entering them, and "
-        f"{fmt.duration(cost.kernels)} in generated kernels next to a break, which could be fused across it."
-    )
-    ask = " To find out how much this costs, call perfnb.compile_for_profiling() before the code is compiled."
-    yield Finding(
-        f"Graphs break at {named}{more}. Therefore {split}"
-        + (f", which costs up to {facts.of_step(cost.whole)}{parts}" if runs.kernels_known else "."),
-        cost.whole if runs.kernels_known else None,
-        " ".join(f"At {place_in_words(place)}: {_cure(reasons[place])}." for place in places[:_MOST])
-        + ("" if runs.kernels_known else ask),
-        "medium",
-        "The code between regions and the time to enter them were measured while they were traced. It is not known how "
-        "much faster the kernels next to a break would be without it.",
-        "How much kernels further from a break would gain, and how much the code between regions would cost inside a "
-        "graph.",
-        rows("op", [f"{REGION}{name}" for name in frame["region"][broken].unique()[:_MOST]]),
-    )
-
-
-def _left_uncompiled(facts: Facts) -> pd.DataFrame:
-    """Return the functions that torch left uncompiled on the CPU because it cannot resume after a graph break.
-
-    If regions in the steps end at the same break, the break is attributed to them: in that case torch does resume there
-    and leaves only the enclosing functions uncompiled.
-    """
-    record = facts.recording.compiled
-    code = pd.DataFrame(columns=CompiledCode._fields) if record is None or facts.gpu is not None else record.code
-    ran = code["region"].isin(region_ids(facts.recording.events))
-    resumed = code["broke_at"].isin(code.loc[ran & (code["broke"] != ""), "broke_at"])
-    left: pd.DataFrame = code[(code["broke"] != "") & code["guards"].isna() & ~ran & ~resumed]
-    return left
-
-
-def _uncompiled(facts: Facts, left: pd.DataFrame) -> Finding:
-    """Describe functions that torch left uncompiled.
-
-    Only the functions that they call are compiled, as small regions.
-    """
-    small, first = _small(facts), left.drop_duplicates("broke_at").head(_MOST)
-    named = "; ".join(
-        f"{row['function']} ({place_in_words(row['line'])}), because its graph breaks at "
-        f"{place_in_words(row['broke_at'])} ({row['broke']})"
-        for _, row in first.iterrows()
-    )
-    parts = f" The functions that it calls are compiled in parts: {small.evidence}" if small is not None else ""
-    return Finding(
-        "torch.compile leaves a function uncompiled if it cannot resume after a graph break, such as in a loop or a "
-        f"with block: {named}.{parts}",
-        None if small is None else small.cost.whole,
-        " ".join(f"At {place_in_words(row['broke_at'])}: {_cure(row['broke'])}." for _, row in first.iterrows()),
-        "medium",
-        "torch reported the break. Regions and kernels were measured while they were traced, which makes entering a "
-        "region slower.",
-        "How much compiling the rest of the function would save.",
-        () if small is None else small.rows,
-    )
-
-
-def _without_breaks(facts: Facts, frame: pd.DataFrame, broken: Bools) -> tuple[Ints, Bools]:
-    """Return, for each run, the number of its region if there were no graph breaks, and whether it is the last one.
-
-    If a graph breaks in a function that torch cannot resume, torch leaves this function and the enclosing functions
-    uncompiled. Groups with breaks within one call to a model therefore belong together. Other groups belong together if
-    the gap between them is not longer than the groups themselves.
-    """
-    group, call_ends = frame["group"].to_numpy(), np.sort(model_calls(facts)["end"].to_numpy())
-    call = np.searchsorted(call_ends, frame["start"].to_numpy(), side="right")
-    in_call = (call[1:] == call[:-1]) & (call[1:] < len(call_ends))
-    took = (frame["lookup_ns"] + frame["own_ns"]).groupby(group).transform("sum").to_numpy()
-    close = in_call | (frame["apart_ns"].to_numpy()[:-1] <= took[1:] + took[:-1])
-    joined = broken[1:] & broken[:-1] & frame["gap_ns"].notna().to_numpy()[:-1] & close
-    ends = np.append((group[1:] != group[:-1]) & ~joined, True)
-    return np.append(0, np.cumsum(ends[:-1])), ends
+    following = _following(group, runs["has_graph"].to_numpy() & (group != NONE))
+    seam, after = following != NONE, np.isin(np.arange(len(runs)), following)
+    code = code + np.where(seam, runs["back_gap_ns"], 0.0)
+    entering = np.where(after | entered, runs["enter_ns"] + runs["back_enter_ns"], 0.0)
+    kernels = np.zeros(len(runs))
+    for whole, last, first in (("kernel_ns", "tail_ns", "head_ns"), ("back_kernel_ns", "back_head_ns", "back_tail_ns")):
+        before, behind = runs[last].to_numpy()[seam], runs[first].to_numpy()[following[seam]]
+        fuses = (before > 0) & (behind > 0)
+        own = np.zeros(len(runs))
+        own[seam] += np.where(fuses, before, 0.0)
+        own[following[seam]] += np.where(fuses, behind, 0.0)
+        kernels += np.minimum(own, runs[whole])
+    # Tracing slows down torch's own code, which is all that a short gap contains, but hardly Python code and kernels.
+    slowed, plain = facts.per_step(1.0), facts.between_ops_ms(1.0)
+    cost: Floats = code * np.where(code < _SHORT_NS, slowed, plain) + entering * slowed + kernels * plain
+    return cost * min(facts.step_ms / cost.sum(), 1.0) if cost.any() else cost
 
 
 def _following(group: Ints, has: Bools) -> Ints:
@@ -237,99 +122,140 @@ def _following(group: Ints, has: Bools) -> Ints:
     return following
 
 
-def _cure(reason: str) -> str:
-    return next((cure for pattern, cure in _CURES if re.search(pattern, reason)), _OTHER_CURE)
+@rule("graph breaks", "Slowed by graph breaks", "compiling across them", worth=0.03)
+def graph_breaks(facts: Facts) -> Iterator[Finding]:
+    """Find regions that would be part of a single region if there were no graph breaks."""
+    runs, left = _runs(facts), _left_uncompiled(facts)
+    if len(left):
+        yield _uncompiled(facts, left)
+    if runs is None or not (broken := runs["broke_at"] != "").any():
+        return
+    chosen = runs["group"].isin(runs["group"][broken]).to_numpy()
+    group = _without_breaks(facts, runs, chosen)
+    ends = np.append(group[1:] != group[:-1], True)
+    code = np.where(chosen, np.where(ends, runs["rest_ns"], runs["gap_ns"]), 0.0)
+    cost = _cost_ms(facts, runs, np.where(chosen, group, NONE), code, np.zeros(len(runs), dtype=bool))
+    at = runs["broke_at"].where(broken).groupby(group)
+    by_place = pd.Series(cost[chosen]).groupby(at.ffill().fillna(at.bfill())[chosen].to_numpy()).sum()
+    places = by_place.sort_values(ascending=False).index.tolist()
+    reasons = runs[broken].drop_duplicates("broke_at").set_index("broke_at")["broke"]
+    known = _kernels_known(facts)
+    named = "; ".join(
+        f"{place_in_words(place)} ({reasons[place]}"
+        f"{f', up to {fmt.duration(by_place[place])}' if known and len(places) > 1 else ''})"
+        for place in places[:_MOST]
+    )
+    more = f"; and at {fmt.counted(len(places) - _MOST, 'more place')}" if len(places) > _MOST else ""
+    yield Finding(
+        f"Graphs break at {named}{more}. Therefore {fmt.counted(chosen.sum() / facts.steps, 'compiled region')} per "
+        f"step run in place of {len(np.unique(group[chosen])) / facts.steps:,.0f}"
+        + (f", which costs up to {facts.of_step(cost.sum())} in {_PARTS}." if known else "."),
+        float(cost.sum()) if known else None,
+        _cures((place, reasons[place]) for place in places[:_MOST])
+        + ("" if known else " To find out the cost, call perfnb.compile_for_profiling() before the code is compiled."),
+        "medium",
+        "The code between regions and the time to enter them were measured while they were traced. It is not known how "
+        "much faster the kernels next to a break would be without it.",
+        "How much kernels further from a break would gain, and how much the code between regions would cost inside a "
+        "graph.",
+        rows("op", [f"{REGION}{name}" for name in runs["region"][broken].unique()[:_MOST]]),
+    )
 
 
-class _Small(NamedTuple):
-    """Regions that are too small to be worth compiling."""
+def _without_breaks(facts: Facts, runs: pd.DataFrame, broken: Bools) -> Ints:
+    """Return, for each run, the number of its region if there were no graph breaks.
 
-    evidence: str
-    cost: _Costs
-    #: Whether several of them could be compiled as one.
-    joined: bool
-    rows: tuple[Row, ...]
+    If a graph breaks in a function that torch cannot resume, torch leaves this function and the enclosing functions
+    uncompiled. Groups with breaks within one call to a model therefore belong together.
+    """
+    group, call_ends = runs["group"].to_numpy(), np.sort(model_calls(facts)["end"].to_numpy())
+    call = np.searchsorted(call_ends, runs["start"].to_numpy(), side="right")
+    in_call = (np.diff(call) == 0) & (np.diff(runs["step"]) == 0) & (call[1:] < len(call_ends))
+    joined = broken[1:] & broken[:-1] & in_call
+    return np.append(0, np.cumsum((group[1:] != group[:-1]) & ~joined))
+
+
+def _left_uncompiled(facts: Facts) -> pd.DataFrame:
+    """Return the functions that torch left uncompiled on the CPU because it cannot resume after a graph break."""
+    record = facts.recording.compiled
+    if record is None or facts.gpu is not None:
+        return pd.DataFrame(columns=CompiledCode._fields)
+    code = record.code
+    ran = code["region"].isin(region_ids(facts.recording.events))
+    return code[(code["broke"] != "") & code["guards"].isna() & ~ran].drop_duplicates("broke_at").head(_MOST)
+
+
+def _uncompiled(facts: Facts, left: pd.DataFrame) -> Finding:
+    """Describe functions that torch left uncompiled. Only the functions that they call are compiled."""
+    small = _small(facts)
+    named = "; ".join(
+        f"{row.function} ({place_in_words(row.line)}), because its graph breaks at {place_in_words(row.broke_at)} "
+        f"({row.broke})"
+        for row in left.itertuples()
+    )
+    parts = f" The functions that it calls are compiled in parts: {small.evidence}" if small is not None else ""
+    return Finding(
+        "torch.compile leaves a function uncompiled if it cannot resume after a graph break, such as in a loop or a "
+        f"with block: {named}.{parts}",
+        None if small is None else small.bound_ms,
+        _cures(zip(left["broke_at"], left["broke"], strict=True)),
+        "medium",
+        f"torch reported the break. {_MEASURED}",
+        "How much compiling the rest of the function would save.",
+        () if small is None else small.rows,
+    )
+
+
+def _cures(breaks: Iterable[tuple[str, str]]) -> str:
+    """Return the recommendations for graph breaks, given their places and reasons."""
+    return " ".join(
+        f"At {place_in_words(place)}: "
+        f"{next((cure for pattern, cure in _CURES if re.search(pattern, reason)), _OTHER_CURE)}."
+        for place, reason in breaks
+    )
 
 
 @shared
-def _small(facts: Facts) -> _Small | None:
-    """Return the regions without graph breaks that take about as long to enter as their kernels take."""
+def _small(facts: Facts) -> Finding | None:
+    """Describe the regions without graph breaks that take about as long to enter as their kernels take."""
     runs = _runs(facts)
-    if runs is None or not runs.kernels_known:
+    if runs is None or not _kernels_known(facts):
         return None
-    frame = runs.found.runs
-    group = frame["group"].to_numpy()
-    alone = (np.bincount(group, minlength=len(frame))[group] == 1) & (runs.broke_at == "")
-    forward, work = runs.ns("lookup_ns") + runs.ns("own_ns"), runs.ns("kernel_ns") + runs.ns("back_kernel_ns")
-    entering = runs.ns("lookup_ns") + runs.ns("enter_ns") + runs.ns("rest_ns") + runs.ns("back_enter_ns")
-    small = alone & (work > 0) & (entering > _COMPARABLE * work)
+    alone = ((runs.groupby("group")["group"].transform("size") == 1) & (runs["broke_at"] == "")).to_numpy()
+    work = (runs["kernel_ns"] + runs["back_kernel_ns"]).to_numpy()
+    around = (runs["lookup_ns"] + runs["rest_ns"]).to_numpy()
+    small = alone & (work > 0) & (around + runs["enter_ns"] + runs["back_enter_ns"] > _COMPARABLE * work).to_numpy()
     if not small.any():
         return None
     # Two regions could be compiled as one if the code between them takes no longer than the regions themselves.
-    apart, behind = runs.ns("apart_ns"), np.append(np.arange(1, len(frame)), NONE)
-    close = frame["apart_ns"].notna().to_numpy() & (apart <= forward + forward[behind])
-    joined = close & alone & alone[behind] & (small | small[behind])
-    between = np.where(joined, np.maximum(apart, 0.0) + runs.ns("back_gap_ns"), 0.0)
-    beside = runs.found.beside_ns(np.where(joined, behind, NONE))
-    every = np.ones(len(frame), dtype=bool)
-    cost = _costs(facts, every, between, np.where(small, entering, 0.0), beside)
-    work_ms = facts.between_ops_ms(float(work[small].sum()))
-    by_function = pd.Series(entering[small]).groupby(runs.function[small]).sum().nlargest(_MOST).index
-    named = ", ".join(name for name in map(str, by_function) if name)
-    seams = (
-        f" Another {fmt.duration(cost.code)} is in the code between these regions, and {fmt.duration(cost.kernels)} in "
-        "generated kernels that could be fused across it."
+    took, apart = (runs["lookup_ns"] + runs["own_ns"]).to_numpy(), runs["apart_ns"].to_numpy()[:-1]
+    same_step = np.diff(runs["step"]) == 0
+    joined = same_step & alone[:-1] & alone[1:] & (small[:-1] | small[1:]) & (apart <= took[:-1] + took[1:])
+    between = np.append(np.where(joined, np.maximum(apart, 0.0), 0.0), 0.0)
+    cost = _cost_ms(
+        facts, runs, np.append(0, np.cumsum(~joined)), between + np.where(small, around, 0.0), entered=small
     )
-    evidence = (
-        f"{fmt.counted(small.sum() / facts.steps, 'compiled region')} per step{f' ({named})' if named else ''}: "
-        f"{fmt.duration(work_ms)} in kernels, forward and backward, and {fmt.duration(cost.entering)} in "
-        f"entering and leaving.{seams if joined.any() else ''}"
+    functions = runs[small].groupby("function")["rest_ns"].sum().nlargest(_MOST).index
+    named = ", ".join(filter(None, functions))
+    return Finding(
+        f"{fmt.counted(small.sum() / facts.steps, 'compiled region')} per step{f' ({named})' if named else ''} "
+        f"run kernels for {fmt.duration(facts.between_ops_ms(float(work[small].sum())))}, forward and backward, but "
+        f"cost up to {fmt.duration(float(cost.sum()))} in {_PARTS}.",
+        float(cost.sum()),
+        "Compile the code that calls these regions, so that one larger region is entered instead of many. If there is "
+        "only one, give it more work per entry, such as larger batches.",
+        "medium",
+        _MEASURED,
+        "Whether the code that calls the regions can be compiled as a whole.",
+        rows("op", [f"{REGION}{name}" for name in runs["region"][small].unique()[:_MOST]]),
     )
-    about = rows("op", [f"{REGION}{name}" for name in frame["region"][small].unique()[:_MOST]])
-    return _Small(evidence, cost, bool(joined.any()), about)
 
 
-def _words_of_small(facts: Facts) -> tuple[str, str]:
-    small = _small(facts)
-    if small is None or small.joined:
-        return "Slowed by entering compiled regions", "entering fewer and larger ones"
-    return "Slowed by entering a compiled region", "giving it more work per entry"
-
-
-@rule("small regions", "Slowed by entering compiled regions", worth=0.1, words=_words_of_small)
+@rule("small regions", "Slowed by entering compiled regions", "entering fewer and larger ones", worth=0.1)
 def small_regions(facts: Facts) -> Iterator[Finding]:
     """Find regions that are too small to be worth compiling, unless they are small because of a graph break."""
-    small = _small(facts)
-    if small is None or len(_left_uncompiled(facts)):
-        return
-    yield Finding(
-        small.evidence,
-        small.cost.whole,
-        "Compile the code that calls these regions, so that one larger region is entered instead of many."
-        if small.joined
-        else "Give the region more work per entry: larger batches, or more of the step. Otherwise, compare it with the "
-        "uncompiled code, which may be just as fast.",
-        "medium",
-        "Regions and kernels were measured while they were traced, which makes entering a region slower.",
-        "Whether the code that calls the regions can be compiled as a whole.",
-        small.rows,
-        code=_whole_model(facts) if small.joined else "",
-    )
-
-
-def _whole_model(facts: Facts) -> str:
-    """Return the line that compiles a model if only parts of it are compiled.
-
-    The result is empty if the line is unknown or would not apply.
-    """
-    modules = facts.recording.modules
-    compiled = modules["compiled"].fillna(False).to_numpy(dtype=bool)
-    roots = {facts.root(str(name)) for name in modules["name"][compiled]}
-    own = set(modules["name"][compiled])
-    known = [root for root in roots if root is not None and root not in own and facts.variable(root) == root]
-    if len(roots) != 1 or not known or not facts.is_called(known[0]):
-        return ""
-    return lever_line("compile", known[0])
+    if (small := _small(facts)) is not None and not len(_left_uncompiled(facts)):
+        yield small
 
 
 @rule("recompilation", "Slowed by recompilation", "compiling only once", timed_only=True, worth=0.02)
@@ -344,16 +270,15 @@ def recompilation(facts: Facts) -> Iterator[Finding]:
     function, line, guard = map(str, by_cause.index[int(by_cause.to_numpy().argmax())])
     what = f"{function} ({place_in_words(line)})" if function else "code"
     why = f"again, because a guard failed: {_guard(guard)}." if guard else "for the first time."
-    others = f" {fmt.counted(len(by_cause) - 1, 'other compilation')} took less." if len(by_cause) > 1 else ""
     bound, once = float(per_step.mean()), len(steps) == 1
     took = f"On average over all steps, compiling took {fmt.duration(bound)}."
     yield Finding(
-        f"In {len(steps)} of {len(per_step)} timed steps, torch.compile compiled {what} {why}{others} "
+        f"In {len(steps)} of {len(per_step)} timed steps, torch.compile compiled {what} {why} "
         + (f"This took {fmt.duration(float(per_step.sum()))}." if once else took),
         None if once else bound,
         next((cure for pattern, cure in _GUARD_CURES if re.search(pattern, guard)), _OTHER_GUARD)
         if guard
-        else (_COMPILE_ONCE if len(steps) == len(per_step) else _WARM_UP),
+        else _WARM_UP,
         "low" if once else "high",
         "A single step with a compilation does not show how often it recurs."
         if once
