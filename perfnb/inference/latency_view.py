@@ -241,7 +241,7 @@ def _quantiles(found: Latency, measured: Measured, load: LoadModel) -> Table:
         cells = (Value(getattr(at, name), "ms", at.intervals.get(name)) for name, *_ in _COLUMNS)
         rows.append((f"at {fmt.rate(at.rate_per_s)}, computed", *cells, at.wait_ms, None))
     others = Column("mean wait", "ms", 2), Column("requests", "count", 3)
-    return Table("Latency of requests", (Column("requests"), *_COLUMNS.values(), *others), rows)
+    return Table("Latency of requests", (Column("run"), *_COLUMNS.values(), *others), rows)
 
 
 def _measured_cells(times_ms: Floats) -> list[Cell]:
