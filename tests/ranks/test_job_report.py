@@ -116,8 +116,8 @@ def test_a_finding_without_its_waits_says_which_finding_covers_them() -> None:
     found = reported(finding(None, "collectives", 20.0), finding(None, "small buckets", 10.0)).table
     table = without_waiting(found, calls((0, 10, 10, 4)), 0, LATE)
     assert table["evidence"].tolist() == [
-        "For 12.0 ms (12 % of the step), the rank only waits for the transfers of collectives. In addition, it waits 8.00 ms "
-        "in them for rank 1, which is part of the finding straggler.",
+        "For 12.0 ms (12 % of the step), the rank only waits for the transfers of collectives. In addition, it waits "
+        "8.00 ms in them for rank 1, which is part of the finding straggler.",
         "evidence of rank None The bound does not include the wait for rank 1, which is part of the finding straggler.",
     ]
     assert table["why"].tolist() == ["It may not be possible to hide all transfers behind computation.", ""]
