@@ -213,6 +213,18 @@ def test_numbers_of_the_history_are_what_was_read() -> None:
     assert "energy_j" not in history["devices"]["gpu0"]  # no chart draws it
 
 
+def test_phases_of_steps_lie_where_they_ran() -> None:
+    made = samples.profiled()
+    assert made.steps is not None
+    steps, phases = history_data(made)["steps"], made.steps.phases.sort_values("start_s")
+    starts = np.cumsum(steps["start"])
+    assert starts / 1e6 == pytest.approx(phases["start_s"], abs=1e-6)
+    assert (starts + steps["us"]) / 1e6 == pytest.approx(phases["end_s"], abs=1e-6)
+    assert steps["placed"] == phases["placed"].tolist()
+    words = [steps["phases"][place]["word"].replace(" ", "_") for place in steps["phase"]]
+    assert [word.startswith(phase) for word, phase in zip(words, phases["phase"], strict=True)] == [True] * len(phases)
+
+
 def test_what_is_unknown_is_null() -> None:
     own = history_data(samples.laptop(60.0))["history"]["devices"]["process"]
     assert own["cpu_percent"][1][0] is None
