@@ -86,6 +86,14 @@ def test_a_step_is_bound_by_a_roof_only_if_most_of_it_is_near(flops: int, moved:
     assert ("at 60 % of the machine's" in verdict.why) == (bound_by != "the forward pass")
 
 
+def test_a_step_without_a_large_finding_refers_to_the_smaller_ones() -> None:
+    known = facts(roofline=roofline(10**6, 10**6, 1.0))
+    small = Finding("", 0.001, "", "high", "", "", bottleneck="compute")
+
+    assert verdict_of(known, []).next.startswith("To go faster, use a smaller model, lower precision, or a faster")
+    assert verdict_of(known, [small]).next.startswith("See the findings for smaller savings; to go faster, use a ")
+
+
 def with_weights(known: Facts, parameter_bytes: int) -> Facts:
     modules = known.recording.modules.assign(parameter_bytes=parameter_bytes)
     return replace(known, recording=replace(known.recording, modules=modules))
