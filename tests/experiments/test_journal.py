@@ -148,7 +148,7 @@ def test_it_shows_itself(journal: perfnb.results.Journal) -> None:
     assert repr(journal).endswith(": Nothing accepted yet: entries are compared with entry 1>")
     drawn = journal.plot()
     assert isinstance(drawn, Figure)
-    assert [list(line.get_ydata()) for line in drawn.axes[0].lines][0] == [10.0]  # a single entry is drawn, too
+    assert list(drawn.axes[0].lines[0].get_ydata()) == [10.0]  # a single entry is drawn, too
     page = journal.to_html(journal.path.parent / "journal.html").read_text("utf-8")
     assert bundle["text/html"] in page
     with pytest.raises(RecordingError, match="cannot be written"):

@@ -130,9 +130,9 @@ def test_the_cpu_time_of_others_is_what_is_neither_idle_nor_ones_own(
 ) -> None:
     times = namedtuple("times", "user nice system idle iowait irq softirq steal guest guest_nice")
     before, after = times(*[50.0] * 10), times(53.0, 50.2, 51.0, 54.0, 51.0, 50.1, 50.1, 50.1, 53.0, 50.0)
-    own = SimpleNamespace(user=5.0, system=4.0), SimpleNamespace(user=6.0, system=4.5)
+    own = iter([SimpleNamespace(user=5.0, system=4.0), SimpleNamespace(user=6.0, system=4.5)])
     monkeypatch.setattr(psutil, "cpu_times", iter([before, after]).__next__)
-    monkeypatch.setattr(psutil.Process, "cpu_times", lambda self, seen=iter(own): next(seen))
+    monkeypatch.setattr(psutil.Process, "cpu_times", lambda self: next(own))
     monkeypatch.setattr(psutil, "cpu_count", lambda: 8)
     clock = SimpleNamespace(perf_counter=iter([100.0, 102.0]).__next__, sleep=lambda seconds: None)
     monkeypatch.setattr("perfnb.system.read.host.time", clock)
