@@ -213,6 +213,17 @@ def test_numbers_of_the_history_are_what_was_read() -> None:
     assert "energy_j" not in history["devices"]["gpu0"]  # no chart draws it
 
 
+def test_the_grid_of_the_history_has_the_step_of_its_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfnb.watching.data.MOST_POINTS", 30)
+    history = history_data(samples.server(60.0))["history"]
+    assert history["first"] == 0.0
+    assert history["step"] == pytest.approx(59.5 / 29)
+    (_, values) = history["devices"]["gpu0"]["power_w"]
+    assert len(values) == 30
+    once = samples.summary([("process", 3.0, None, {"cpu_percent": 5.0})], interval_s=0.5)
+    assert history_data(once)["history"] | {"devices": {}} == {"first": 3.0, "step": 0.5, "devices": {}}
+
+
 def test_phases_of_steps_lie_where_they_ran() -> None:
     made = samples.profiled()
     assert made.steps is not None
