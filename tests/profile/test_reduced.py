@@ -5,15 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
 import perfnb
+from perfnb.errors import RecordingError
 from perfnb.profile.profile import Profile
 from perfnb.recording.saved_profile import REDUCED_TABLES
 from tests.findings.test_elementwise import trained
 
 
-def test_a_reduced_profile_reports_the_same(tmp_path: Path) -> None:
-    whole = Profile(trained().recording())
+@pytest.fixture(scope="module")
+def whole() -> Profile:
+    return Profile(trained().recording())
+
+
+def test_a_reduced_profile_reports_the_same(whole: Profile, tmp_path: Path) -> None:
     reduced = whole._reduced()
     saved = perfnb.load(reduced.save(tmp_path / "p"))
     assert isinstance(saved, Profile)
@@ -31,3 +37,14 @@ def test_a_reduced_profile_reports_the_same(tmp_path: Path) -> None:
             pd.testing.assert_frame_equal(getattr(profile, name), getattr(whole, name))
         assert profile._recording.events.empty
     assert reduced._reduced() is reduced
+
+
+def test_what_needs_the_trace_is_refused(whole: Profile, tmp_path: Path) -> None:
+    reduced = whole._reduced()
+    for name in ("compiled", "compiled_regions", "collectives", "memory", "allocations", "roofline", "events"):
+        if name not in REDUCED_TABLES:
+            with pytest.raises(RecordingError, match="create the profile with keep_trace=True"):
+                getattr(reduced, name)
+    with pytest.raises(RecordingError, match="create the profile with keep_trace=True"):
+        reduced.save_trace(tmp_path / "t.json")
+    assert not list(tmp_path.iterdir())
