@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from perfnb.step.memory import Known, LiveObjects, inputs, resident_memory, storages
+from perfnb.step.memory import Known, LiveObjects, MemoryWatch, inputs, resident_memory, storages
+from perfnb.step.steps import SkippedStep
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -114,3 +115,15 @@ def test_resident_memory_is_read_until_the_end_and_no_longer(monkeypatch: pytest
     assert "perfnb-resident-memory" not in {thread.name for thread in threading.enumerate()}
     assert readings
     assert all(begin <= at <= time.time_ns() and size > 2**20 for at, size in readings)
+
+
+def test_a_skipped_step_is_not_among_the_watched_ones_and_a_failed_one_is() -> None:
+    watch = MemoryWatch(lambda: ())
+    with watch:
+        for error in (SkippedStep, ValueError):
+            with pytest.raises(error), watch.step():
+                raise error
+        with watch.step():
+            pass
+    assert len(watch.watched.step_begins) == 2
+    assert watch.watched.step_begins == sorted(watch.watched.step_begins)
