@@ -94,6 +94,15 @@ def test_a_step_without_a_large_finding_refers_to_the_smaller_ones() -> None:
     assert verdict_of(known, [small]).next.startswith("See the findings for smaller savings; to go faster, use a ")
 
 
+@pytest.mark.parametrize(("ms", "shown_ms"), [(None, 0.4), (0.3, 0.3), (0.5, 0.4)])
+def test_a_phase_takes_its_share_of_the_step_but_at_most_its_own_time(ms: float | None, shown_ms: float) -> None:
+    known = facts(phases=pd.DataFrame({"ms": pd.array([ms], dtype="Float64"), "share": [0.4]}, index=["data"]))
+
+    assert known.step_ms == pytest.approx(1.0, rel=0.01)
+    assert known.shown_ms("data") == pytest.approx(shown_ms, rel=0.01)
+    assert known.shown_ms("loss") == 0
+
+
 def with_weights(known: Facts, parameter_bytes: int) -> Facts:
     modules = known.recording.modules.assign(parameter_bytes=parameter_bytes)
     return replace(known, recording=replace(known.recording, modules=modules))
