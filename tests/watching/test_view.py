@@ -13,13 +13,14 @@ import pandas as pd
 import pytest
 
 from perfnb import quantities as fmt
-from perfnb.draw import escape
+from perfnb.draw import escape, palette
 from perfnb.draw.as_text import document_text
 from perfnb.draw.document import Document, Line, Picture, Series, Table, Value
 from perfnb.recording.schema import METRICS, conform
 from perfnb.telemetry.metrics import METRIC_WORDS, unit_of
-from perfnb.watching.charts import on_grid
-from perfnb.watching.data import MOST_NUMBERS, MOST_POINTS, MOST_STRETCHES, history_data, lasted, panel_data
+from perfnb.draw.palette import LINES
+from perfnb.watching.charts import Chart, ChartLine, on_grid
+from perfnb.watching.data import MOST_NUMBERS, MOST_POINTS, MOST_STRETCHES, history_data, lasted, line_mark, panel_data
 from perfnb.watching.summary import MachineSummary
 from perfnb.watching.view import watch_document
 from perfnb.watching.widget import FIRST_PUSHES, REPEATED_PUSHES, WatchWidget
@@ -368,3 +369,14 @@ def test_an_empty_frame_of_samples_is_no_error() -> None:
 
 def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
     golden("samples.txt", texts(DOCUMENTS))
+
+
+@pytest.mark.parametrize(("count", "columns", "apart"), [(LINES, 2, True), (LINES + 1, 2, False), (4, 1, False)])
+def test_lines_have_marks_of_their_own_unless_there_are_too_many(count: int, columns: int, apart: bool) -> None:
+    lines = [ChartLine(f"gpu{place // columns}", f"column{place % columns}", f"w{place}") for place in range(count)]
+    chart = Chart("key", "title", "percent", tuple(lines))
+    marks = [line_mark(chart, line) for line in lines]
+    assert [mark.word for mark in marks] == [line.word for line in lines]
+    of_devices = [palette.line(place // columns, line.word) for place, line in enumerate(lines)]
+    assert (marks == of_devices) is not apart
+    assert (marks == [palette.line(place, line.word) for place, line in enumerate(lines)]) is (apart or columns == 1)
