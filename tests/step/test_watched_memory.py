@@ -11,8 +11,11 @@ import pytest
 import torch
 from torch import nn
 
+from perfnb.step.budget import Plan
 from perfnb.step.memory import Known, LiveObjects, MemoryWatch, inputs, resident_memory, storages
+from perfnb.step.pass_order import capture_step
 from perfnb.step.steps import SkippedStep
+from perfnb.step.to_recording import recording_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -127,3 +130,18 @@ def test_a_skipped_step_is_not_among_the_watched_ones_and_a_failed_one_is() -> N
             pass
     assert len(watch.watched.step_begins) == 2
     assert watch.watched.step_begins == sorted(watch.watched.step_begins)
+
+
+def test_resident_memory_is_on_the_clock_of_the_trace() -> None:
+    model = nn.Linear(4, 4)
+
+    def step() -> None:
+        model(torch.ones(2, 4)).sum().backward()
+        time.sleep(0.05)
+
+    plan = Plan(warmup=0, steps=1, traced=1, flops=False)
+    memory = recording_of(capture_step(step, plan=plan, namespace={"model": model}), "step").memory
+    assert memory is not None
+    assert len(memory.resident)
+    at = memory.changes["time_ns"]
+    assert memory.resident["time_ns"].between(at.min() - 10**10, at.max() + 10**10).all()
