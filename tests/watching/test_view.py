@@ -16,9 +16,9 @@ from perfnb import quantities as fmt
 from perfnb.draw import escape, palette
 from perfnb.draw.as_text import document_text
 from perfnb.draw.document import Document, Line, Picture, Series, Table, Value
+from perfnb.draw.palette import LINES
 from perfnb.recording.schema import METRICS, conform
 from perfnb.telemetry.metrics import METRIC_WORDS, unit_of
-from perfnb.draw.palette import LINES
 from perfnb.watching.charts import Chart, ChartLine, on_grid
 from perfnb.watching.data import MOST_NUMBERS, MOST_POINTS, MOST_STRETCHES, history_data, lasted, line_mark, panel_data
 from perfnb.watching.summary import MachineSummary
