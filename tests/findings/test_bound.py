@@ -173,6 +173,26 @@ def test_activations_dominate_from_half_of_the_peak_on(held: int, noted: bool) -
     assert [(one.bound_bytes, one.bound_ms) for one in found] == ([(held, None)] if noted else [])
 
 
+def test_ways_to_keep_fewer_activations_are_named_with_what_they_free() -> None:
+    held = memory(by_category={"activations": 90 * MIB})
+    fits = pd.DataFrame(
+        {
+            "option": ["checkpointing", "half the batch", "foreach=False"],
+            "frees_bytes": [60 * MIB, 45 * MIB, 5 * MIB],
+            "detail": ["Checkpoint the blocks.", "Halve it.", "One by one."],
+        }
+    )
+    (plain,) = activation_memory(facts(memory=held))
+    (told,) = activation_memory(facts(memory=replace(held, fits=fits)))
+
+    assert (plain.confidence, told.confidence) == ("high", "medium")
+    assert told.advice == f"{plain.advice} Checkpoint the blocks."
+    assert plain.why == "The bytes were counted."
+    assert told.why == "The bytes were counted; the savings are estimates."
+    assert "checkpointing would free" in told.evidence
+    assert "foreach" not in told.evidence
+
+
 def test_a_step_that_ran_out_of_memory_is_told_so_before_all_else() -> None:
     known = facts(memory=memory(by_category={"activations": 90 * MIB}, incomplete="OutOfMemoryError"))
     (held,) = activation_memory(known)
