@@ -137,7 +137,7 @@ def test_the_cpu_time_of_others_is_what_is_neither_idle_nor_ones_own(
     clock = SimpleNamespace(perf_counter=iter([100.0, 102.0]).__next__, sleep=lambda seconds: None)
     monkeypatch.setattr("perfnb.system.read.host.time", clock)
 
-    # In 2 s, all processes ran for 4.5 s; guests are already part of the user's time.
+    # In 2 s, all processes ran for 4.5 s; the time of guests is already part of user.
     assert facts(tmp_path)["cpu_of_others"] == {"percent": pytest.approx(100 * (4.5 - 1.5) / 2), "cpus": 8}
 
 
