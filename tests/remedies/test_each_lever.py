@@ -226,13 +226,14 @@ def saved_for_backward(step: Callable[[], Any]) -> int:
 
 
 @pytest.mark.parametrize(("make", "where"), [(mlp, "a model"), (Tower, "Tower's blocks")])
-def test_checkpointing_and_its_lines_keep_equally_little(make: Callable[[], nn.Module], where: str) -> None:
+def test_checkpointing_and_its_lines_keep_the_same_for_backward(make: Callable[[], nn.Module], where: str) -> None:
     mine, yours = world(make), world(make)
     lever, subject = by_name()["checkpointing"], subject_of(mine)
     with on("checkpointing", subject):
         kept = saved_for_backward(mine["step"])
     exec("\n".join(lever.code(subject)), yours)
-    assert saved_for_backward(yours["step"]) == kept < saved_for_backward(mine["step"])
+    assert saved_for_backward(yours["step"]) == kept
+    assert saved_for_backward(mine["step"]) != kept
     subject.models = {"a model": mine["model"]}
     assert lever.code(subject)[0].startswith(f"# each block of {where}: ")
 
