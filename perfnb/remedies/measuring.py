@@ -114,8 +114,6 @@ def peak_bytes(subject: Subject, switch: Switch = nullcontext) -> int | None:
             changes = tracer.memory_changes()
     except CaptureError:
         return None
-    finally:
-        tracer.close()
     at_start = sum(block.bytes for block in held.values() if block.device.partition(":")[0] == subject.kind)
     sizes = (size for at_ns, size, kind in changes if at_ns >= start_ns and kind == subject.kind)
     return max(itertools.accumulate(sizes, initial=at_start))

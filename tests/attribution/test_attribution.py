@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
 from perfnb.profile.profile import Profile
+from perfnb.recording.recording import CompiledRecord
 from perfnb.recording.schema import PHASES
 from tests.recordings import ByHand
 
@@ -285,3 +288,24 @@ def test_analysis_changes_nothing_in_the_recording() -> None:
 
     for name, frame in recording.frames().items():
         pd.testing.assert_frame_equal(frame, before[name])
+
+
+def test_the_kernels_of_compiled_code_are_divided_among_its_layers_as_its_time_is() -> None:
+    hand = ByHand()
+    model = hand.layer("net", compiled=True)
+    first, second = (hand.layer(f"net.{place}", model) for place in range(2))
+    for t in (0.0, 1000.0):
+        hand.step(t, t + 900).call(model, t + 10, t + 500).call(first, t + 100, t + 160).call(second, t + 160, t + 200)
+        hand.kernel("triton", t + 150, t + 300, t + 310)  # launched in the first of both layers
+        hand.kernel("copy", t + 400, t + 410, t + 413)  # launched outside the compiled kernel's call
+    recording = hand.recording()
+    empty = pd.DataFrame()
+    calls = pd.DataFrame({"kernel": 0, "start_ns": [100_000, 1_100_000], "duration_ns": 100_000})
+    spans = recording.spans.assign(derived=recording.spans["layer"] != model)
+    recording = replace(recording, spans=spans, compiled=CompiledRecord(empty, empty, calls, empty))
+
+    gpu_ms = Profile(recording).layers["gpu_ms"]
+
+    assert gpu_ms["net.0"] == pytest.approx(0.010 * 0.6)
+    assert gpu_ms["net.1"] == pytest.approx(0.010 * 0.4)
+    assert gpu_ms["net"] == pytest.approx(0.010 + 0.003)

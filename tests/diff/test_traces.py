@@ -144,13 +144,15 @@ def flat(*ops: tuple[str, str | None, float], layers: bool = False) -> Recording
     return hand.recording()
 
 
-@pytest.mark.slow
 def test_shapes_tell_operators_apart_and_then_their_order() -> None:
     a = flat(("aten::mm", "[[1, 2]]", 1), ("aten::mm", "[[3, 4]]", 2), ("aten::mm", "[[9, 9]]", 3))
     b = flat(("aten::mm", "[[3, 4]]", 5), ("aten::mm", "[[8, 8]]", 7), ("aten::mm", "[[7, 7]]", 9))
 
-    found = diff(a, b).ops
+    whole = diff(a, b)
+    found = whole.ops
 
+    assert whole.alike == (pytest.approx(2 / 6), pytest.approx(5 / 21))  # operators that differ in their shapes are not
+    assert diff(a, flat(("aten::mm", None, 5))).alike == (1.0, 1.0)  # if the shapes are unknown, the name is enough
     assert found["shapes_a"].tolist() == ["[[1, 2]]", "[[3, 4]]", "[[9, 9]]"]
     assert found["shapes_b"].tolist() == ["[[8, 8]]", "[[3, 4]]", "[[7, 7]]"]
     assert found["matched"].tolist() == ["name", "shapes", "name"]
@@ -219,7 +221,6 @@ def test_what_lies_deeper_in_one_is_found_inside_the_same_operator() -> None:
     assert found.ops["self_gpu_ms_b"].tolist() == pytest.approx([0.06, 0.03])
 
 
-@pytest.mark.slow
 def test_other_models_have_little_alike() -> None:
     a, b = flat(("aten::mm", "[[1]]", 9), ("aten::relu", "[[1]]", 1)), flat(("aten::lstm", "[[1]]", 5))
 

@@ -146,7 +146,9 @@ def test_it_shows_itself(journal: perfnb.results.Journal) -> None:
 
     assert bundle["text/plain"] == str(journal)
     assert repr(journal).endswith(": Nothing accepted yet: entries are compared with entry 1>")
-    assert isinstance(journal.plot(), Figure)
+    drawn = journal.plot()
+    assert isinstance(drawn, Figure)
+    assert list(drawn.axes[0].lines[0].get_ydata()) == [10.0]  # a single entry is drawn, too
     page = journal.to_html(journal.path.parent / "journal.html").read_text("utf-8")
     assert bundle["text/html"] in page
     with pytest.raises(RecordingError, match="cannot be written"):
@@ -167,7 +169,8 @@ def test_it_shows_itself(journal: perfnb.results.Journal) -> None:
         (lambda j: j.add(timing(1), change="\ud800"), RecordingError, "cannot be written to .*surrogate"),
         (lambda j: j.load(1), ValueError, "there is no entry 1"),
         (lambda j: j.load("x"), ValueError, "no entry starts with 'x'"),
-        (lambda j: perfnb.journal(j.path, equal_within=2), ValueError, "equal_within must be"),
+        (lambda j: perfnb.journal(j.path, equal_within=0), ValueError, "equal_within must be"),
+        (lambda j: perfnb.journal(j.path, equal_within=1), ValueError, "equal_within must be"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

@@ -86,6 +86,23 @@ def test_a_step_is_bound_by_a_roof_only_if_most_of_it_is_near(flops: int, moved:
     assert ("at 60 % of the machine's" in verdict.why) == (bound_by != "the forward pass")
 
 
+def test_a_step_without_a_large_finding_refers_to_the_smaller_ones() -> None:
+    known = facts(roofline=roofline(10**6, 10**6, 1.0))
+    small = Finding("", 0.001, "", "high", "", "", bottleneck="compute")
+
+    assert verdict_of(known, []).next.startswith("To go faster, use a smaller model, lower precision, or a faster")
+    assert verdict_of(known, [small]).next.startswith("See the findings for smaller savings; to go faster, use a ")
+
+
+@pytest.mark.parametrize(("ms", "shown_ms"), [(None, 0.4), (0.3, 0.3), (0.5, 0.4)])
+def test_a_phase_takes_its_share_of_the_step_but_at_most_its_own_time(ms: float | None, shown_ms: float) -> None:
+    known = facts(phases=pd.DataFrame({"ms": pd.array([ms], dtype="Float64"), "share": [0.4]}, index=["data"]))
+
+    assert known.step_ms == pytest.approx(1.0, rel=0.01)
+    assert known.shown_ms("data") == pytest.approx(shown_ms, rel=0.01)
+    assert known.shown_ms("loss") == 0
+
+
 def with_weights(known: Facts, parameter_bytes: int) -> Facts:
     modules = known.recording.modules.assign(parameter_bytes=parameter_bytes)
     return replace(known, recording=replace(known.recording, modules=modules))
@@ -154,6 +171,26 @@ def test_activations_dominate_from_half_of_the_peak_on(held: int, noted: bool) -
     found = activation_memory(facts(memory=memory(by_category={"activations": held})))
 
     assert [(one.bound_bytes, one.bound_ms) for one in found] == ([(held, None)] if noted else [])
+
+
+def test_ways_to_keep_fewer_activations_are_named_with_what_they_free() -> None:
+    held = memory(by_category={"activations": 90 * MIB})
+    fits = pd.DataFrame(
+        {
+            "option": ["checkpointing", "half the batch", "foreach=False"],
+            "frees_bytes": [60 * MIB, 45 * MIB, 5 * MIB],
+            "detail": ["Checkpoint the blocks.", "Halve it.", "One by one."],
+        }
+    )
+    (plain,) = activation_memory(facts(memory=held))
+    (told,) = activation_memory(facts(memory=replace(held, fits=fits)))
+
+    assert (plain.confidence, told.confidence) == ("high", "medium")
+    assert told.advice == f"{plain.advice} Checkpoint the blocks."
+    assert plain.why == "The bytes were counted."
+    assert told.why == "The bytes were counted; the savings are estimates."
+    assert "checkpointing would free" in told.evidence
+    assert "foreach" not in told.evidence
 
 
 def test_a_step_that_ran_out_of_memory_is_told_so_before_all_else() -> None:

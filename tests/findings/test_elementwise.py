@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
 import pytest
 
 from perfnb.attribution.attribution import attribute
@@ -45,6 +50,25 @@ def test_attention_counts_its_backward_nodes_less_what_the_fused_one_computes() 
     assert forward.bound_ms == pytest.approx(1.0 - 0.24 - 0.26, rel=0.01)
     # Of the products 1.8 ms lie in the backward pass, where the fused op computes one of forward's again.
     assert both.bound_ms == pytest.approx(4.0 - 0.24 - 0.26 - 1.25 * 1.8, rel=0.01)
+
+
+def test_with_a_known_peak_the_fused_op_takes_the_time_of_its_arithmetic() -> None:
+    def bound_ms(hand: ByHand, flops: list[int | None]) -> float:
+        points = pd.DataFrame({"kind": ["op", "op", "op", "layer"], "name": ["aten::bmm"] * 2 + ["aten::mm", "model"]})
+        points = points.assign(flops=pd.array([*flops, 10**9, 10**9], dtype="Int64"), dtype="float32")
+        roofline: Any = SimpleNamespace(points=points, peaks={"float32": 1e12})
+        recording = hand.recording()
+        known = facts_of(recording, attribute(recording), replace(summarize(recording), roofline=roofline))
+        (finding,) = unfused_attention(known)
+        assert finding.bound_ms is not None
+        return finding.bound_ms
+
+    forward = trained(elsewhere=True)
+    assert bound_ms(forward, [10**8, 4 * 10**7]) == pytest.approx(1.0 - 0.14 / 0.7, rel=0.01)
+    assert bound_ms(forward, [10**9, 10**9]) == pytest.approx(1.0 - 0.5, rel=0.01)  # the products take no longer
+    assert bound_ms(forward, [None, None]) == pytest.approx(1.0 - 0.5, rel=0.01)
+    # A third of the arithmetic is that of forward.
+    assert bound_ms(trained(), [10**8, 5 * 10**8]) == pytest.approx(4.0 - 0.2 / 0.7 - 0.4 / 0.5, rel=0.01)
 
 
 def chain(pause: float = 0.0, last: str = "aten::add", nodes: bool = False) -> ByHand:

@@ -12,7 +12,7 @@ import pytest
 import perfnb
 from perfnb.draw.document import Picture, Table
 from perfnb.flame.data import flame_data, package_of
-from perfnb.flame.picture import flame_section
+from perfnb.flame.picture import _LEVELS, flame_section
 from perfnb.stacks.tree import Function
 from tests.samples import texts
 from tests.samples.flame import DOCUMENTS
@@ -107,6 +107,15 @@ def test_a_flame_graph_as_text_has_calls_as_wide_as_their_time(tmp_path: Path) -
         "▏step".ljust(24) + "▏load".ljust(12),
         "▏relu".ljust(24),
     ]
+
+
+@pytest.mark.parametrize(("depth", "says"), [(2, ""), (_LEVELS, ""), (_LEVELS + 3, "; 3 more levels are not drawn")])
+def test_a_static_flame_graph_says_how_many_levels_it_leaves_out(tmp_path: Path, depth: int, says: str) -> None:
+    calls = ";".join(f"f{level}" for level in range(depth))
+    tree = perfnb.load(written(tmp_path, f"{calls} 3\n"))._record.tree
+    static = flame_section(tree, "samples", "").html
+    assert static is not None
+    assert f"<p>Outermost calls at the top{says}.</p>" in static()
 
 
 def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:

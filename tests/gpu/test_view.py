@@ -202,3 +202,16 @@ def test_work_of_graphs_is_said_to_be(tmp_path):
 
 def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
     golden("samples.txt", texts(DOCUMENTS))
+
+
+def test_a_path_is_replayed_unless_it_has_too_many_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = gpu_of(samples.two_gpus(), tmp_path).path
+    assert path is not None
+    segments = int(path.kinds["segments"].sum())
+    for most, replayed in ((segments, True), (segments - 1, False)):
+        monkeypatch.setattr("perfnb.gpu.summary.MOST_SEGMENTS", most)
+        path = gpu_of(samples.two_gpus(), tmp_path).path
+        assert path is not None
+        for parts in (path.kinds, path.ops):
+            assert parts["saves_ms"].notna().tolist() == [replayed] * len(parts)
+            assert parts["path_ms"].notna().all()

@@ -191,3 +191,16 @@ def test_findings_name_all_batches_of_a_step(way: Way, clock: FakeClock) -> None
 def test_the_batches_of_a_step_are_saved_with_the_run(clock: FakeClock, tmp_path: Any) -> None:
     _, run = as_profiled()
     assert str(perfnb.load(run.save(tmp_path / "run"))) == str(run)
+
+
+@pytest.mark.parametrize("batches", [1, 2, 3])
+def test_however_few_batches_precede_the_first_optimizer_step_they_are_one_step(batches: int, clock: FakeClock) -> None:
+    training = Accumulating(steps=15)
+    loop = perfnb.profiled(training.loader, at=8, **SHORT)
+    for place, batch in enumerate(loop, start=1):
+        training.work(batch)
+        if place % batches == 0:
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+    assert loop.run is not None
+    assert loop.run.steps["steps"].sum() == len(training.loader) // batches

@@ -14,6 +14,8 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from perfnb.magics.cell import clause_of, compile_body, run_body, step_in
 from perfnb.magics.line import refuse_short, require_name, split_line
+from perfnb.magics.try_levers import TryLeversMagics
+from perfnb.remedies.try_levers import LeverRequest
 
 
 def parser() -> argparse.ArgumentParser:
@@ -169,3 +171,25 @@ def test_other_clauses_are_refused(clause: str, shell: Any) -> None:
     assert str(raised.value) == f"cannot read {clause!r}: write for TARGET in ITERABLE, as in a for loop."
     with pytest.raises(UsageError, match=r"options go before for\.$"):
         clause_of(shell, f"{clause} --into p")
+
+
+def test_levers_are_those_that_the_line_lists_or_all(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[LeverRequest] = []
+
+    def tried(step: Any, batches: Any, request: LeverRequest, **_: Any) -> str:
+        asked.append(request)
+        return "tried"
+
+    monkeypatch.setattr("perfnb.remedies.try_levers.run_trials", tried)
+    magic = TryLeversMagics(shell).try_levers
+    assert magic("--into t train()") == "tried"
+    assert shell.user_ns["t"] == "tried"
+    magic("--levers threads,compile --budget 5 --goal memory train()")
+    assert [(one.levers, one.goal, one.budget_s) for one in asked] == [
+        ("auto", "time", 120.0),
+        (["threads", "compile"], "memory", 5.0),
+    ]
+    for line in ("--budget 0 train()", "--budget 1e9 train()", "--levers threads,,compile train()", ""):
+        with pytest.raises(UsageError):
+            magic(line)
+    assert len(asked) == 2

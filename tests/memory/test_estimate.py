@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from perfnb.errors import CaptureError
+from perfnb.memory.estimate.batches import tensor_resized
 from perfnb.memory.estimate.estimate import MemoryEstimate, estimate_memory
 from perfnb.memory.estimate.scratch import has_tiles
 from tests.step.allocated import measured_peak, state_of
@@ -532,3 +533,17 @@ def test_the_peak_is_in_the_phase_that_makes_it(phase: str) -> None:
             large()
 
     assert estimate_memory(step=step).peak_phase == phase
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 3), (4, 3, 2, 5)])
+def test_only_tensors_with_one_row_per_sample_are_resized(shape: tuple[int, ...]) -> None:
+    layout = torch.channels_last if len(shape) == 4 else torch.contiguous_format
+    rows = torch.zeros(shape, dtype=torch.int32).to(memory_format=layout)
+    made = tensor_resized(rows, 4, 9)
+    assert (made.shape, made.dtype, made.device.type) == ((9, *shape[1:]), rows.dtype, "meta")
+    assert made.stride() == torch.empty((9, *shape[1:])).to(memory_format=layout).stride()
+    for other in (torch.tensor(4), torch.zeros(5, 4), torch.zeros(1, 4)):
+        assert tensor_resized(other, 4, 9) is other
+    for wrong in (0, True, 1.5):
+        with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1"):
+            tensor_resized(rows, 4, wrong)  # type: ignore[arg-type]

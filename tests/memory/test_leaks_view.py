@@ -31,6 +31,14 @@ def test_growth_is_told_in_one_unit(slope, text):
     assert slope_words(slope) == text
 
 
+def test_garbage_that_grows_is_freed_and_garbage_that_may_not_grow_waits() -> None:
+    growing, waiting = (LEAKS[name]._document().verdict for name in ("garbage", "collected"))
+    assert growing.sentence.endswith("while the steps run, but Python's garbage collector frees it.")
+    assert growing.why == "The tensors are in reference cycles."
+    assert waiting.sentence.startswith("No leak seen. Measured growth: torch's memory 573 KiB")
+    assert waiting.why.startswith("After the last step, 22.9 MiB in reference cycles had not been collected")
+
+
 def test_a_leak_is_said_with_its_growth_its_owner_and_what_to_do() -> None:
     shown = LEAKS["kept"]._document()
     assert shown.verdict.sentence == "Memory grows by 1.00 MiB [1.00, 1.00] per step in a run of 130 steps: a leak."

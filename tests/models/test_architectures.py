@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -13,9 +15,17 @@ import torch
 from torch import nn
 
 import perfnb
-from perfnb.models.architecture_tables import COLUMNS, KINDS, _shares, kind_of_op, kinds_of_layers, time_by_kind
+from perfnb.models.architecture_tables import (
+    COLUMNS,
+    KINDS,
+    _shares,
+    architecture_tables,
+    kind_of_op,
+    kinds_of_layers,
+    time_by_kind,
+)
 from perfnb.models.architectures import _with_batches
-from perfnb.recording.schema import conform
+from perfnb.recording.schema import SPECIAL_ROWS, conform
 from tests import summaries
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -158,6 +168,33 @@ def test_kinds_come_from_the_operators_of_the_layers() -> None:
         "activation": 1.0,
         "other": 9.0 + 1.0,
     }
+
+
+def test_a_row_is_what_was_planted() -> None:
+    def row(**parts: Any) -> dict[str, float]:
+        made = replace(summaries.small_cnn(), **parts)
+        tables = architecture_tables({"a": made}, {"a": [3.0, 4.0, 5.0]}, {"a": 16}, 0.02)
+        found: dict[str, float] = tables["table"].loc["a"].dropna().to_dict()
+        return found
+
+    def roofline(*bytes_moved: int) -> Any:
+        points = pd.DataFrame({"kind": ["op", "op", "layer"], "bytes": [*bytes_moved, 999]})
+        return SimpleNamespace(flops=8 * 10**6, points=points)
+
+    memory = SimpleNamespace(peak_bytes=1000, by_category={"parameters": 400, "other": 250})
+    whole = row(memory=memory, roofline=roofline(600, 200))
+    assert whole["throughput_per_s"] == pytest.approx(16 / 4e-3)
+    assert whole["peak_bytes"] == 1000 - 250
+    assert whole["achieved_flops_per_s"] == pytest.approx(8e6 / 4e-3)
+    assert whole["intensity"] == 8 * 10**6 / 800
+    assert "intensity" not in row(memory=memory, roofline=roofline(0, 0))
+    unknown = row(memory=None, roofline=None)
+    assert unknown == {key: value for key, value in whole.items() if key in unknown}
+    assert whole.keys() - unknown.keys() == {"peak_bytes", "achieved_flops_per_s", "intensity"}
+    layers = summaries.small_cnn().layers
+    roots = layers[(layers["depth"] == 0) & ~layers.index.isin(SPECIAL_ROWS)]
+    assert len(roots) < len(layers)
+    assert whole["parameters"] == roots["parameters"].sum()
 
 
 class TinyAttn(nn.Module):

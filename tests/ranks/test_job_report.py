@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
 import perfnb
 from perfnb.draw.document import Document
-from perfnb.findings.finding import Conclusion, Findings
-from perfnb.ranks.findings import RanksFacts, _late, job_report
+from perfnb.findings.finding import Conclusion, Finding, Findings, Row
+from perfnb.ranks.findings import RanksFacts, _late, job_report, without_waiting
 from perfnb.ranks.host import LateWork
 from perfnb.ranks.view import JobSteps, ranks_document
 from tests.ranks.rank_traces import rank_trace, written
@@ -82,3 +83,41 @@ def test_a_straggler_that_is_late_in_no_phase_of_its_own() -> None:
     assert _late(late, 1.0) == (
         " It is late in code outside the model, loss and optimizer, which takes 6.72 ms longer than on the others."
     )
+
+
+LATE = Finding("", 20.0, "", "medium", "", "", rows=(Row("rank", "1"),), bottleneck="straggler")
+
+
+def calls(*rows: tuple[int, int, int, int | None]) -> pd.DataFrame:
+    """Return collectives with these starts, ends, exposed parts and waits, in nanoseconds."""
+    return pd.DataFrame(rows, columns=["start_ns", "end_ns", "exposed_ns", "waiting_ns"]).astype("Int64")
+
+
+def test_a_finding_about_communication_keeps_the_share_that_is_transfer() -> None:
+    names = "collectives", "small buckets", "every micro-step", "compute"
+    found = reported(*(finding(None, name, 22.0) for name in names)).table
+
+    def kept(*rows: tuple[int, int, int, int | None], rank: int = 0) -> dict[str, float]:
+        table = without_waiting(found, calls(*rows), rank, LATE)
+        assert (table["bound_share"] * 100).tolist() == pytest.approx(table["bound_ms"].tolist())
+        assert table.loc[table["bound_ms"] == 22.0, "evidence"].eq("evidence of rank None").all()
+        return dict(zip(table["bottleneck"], table["bound_ms"], strict=True))
+
+    assert kept((0, 10, 10, 10), rank=1) == dict.fromkeys(names, 22.0)  # the late rank itself does not wait
+    assert kept((0, 10, 10, 0), (20, 30, 10, None)) == dict.fromkeys(names, 22.0)
+    assert kept((0, 10, 10, 4), (20, 30, 10, 5)) == {**dict.fromkeys(names, pytest.approx(12.1)), "compute": 22.0}
+    # All of the wait is exposed, and the transfer of another collective is hidden behind computation.
+    assert kept((0, 10, 10, 10), (20, 120, 0, 0)) == {"every micro-step": pytest.approx(20.0), "compute": 22.0}
+    # At most the exposed part of a collective is transfer, and what is hidden may have been the wait.
+    assert kept((0, 100, 30, 50), (200, 220, 20, 20))["collectives"] == pytest.approx(22.0 * 30 / 50)
+
+
+def test_a_finding_without_its_waits_says_which_finding_covers_them() -> None:
+    found = reported(finding(None, "collectives", 20.0), finding(None, "small buckets", 10.0)).table
+    table = without_waiting(found, calls((0, 10, 10, 4)), 0, LATE)
+    assert table["evidence"].tolist() == [
+        "For 12.0 ms (12 % of the step), the rank only waits for the transfers of collectives. In addition, it waits "
+        "8.00 ms in them for rank 1, which is part of the finding straggler.",
+        "evidence of rank None The bound does not include the wait for rank 1, which is part of the finding straggler.",
+    ]
+    assert table["why"].tolist() == ["It may not be possible to hide all transfers behind computation.", ""]

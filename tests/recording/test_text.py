@@ -138,3 +138,15 @@ def test_a_report_is_the_same_text_under_every_pandas(tmp_path: Path, golden: Ca
     assert str(loaded) == str(profile)
     for name in ("layers", "ops", "layer_ops", "events", "allocations", "samples", "findings"):
         pd.testing.assert_frame_equal(getattr(loaded, name), getattr(profile, name))
+
+
+def test_categories_of_objects_become_text_and_nothing_else_changes() -> None:
+    kinds = pd.Categorical.from_codes([1, 0, -1], pd.Index(["a", "b"], dtype=object))
+    plain = pd.DataFrame({"n": [1, 2, 3], "t": pd.Series(["x", "y", "z"], dtype=TEXT)})
+    assert with_text(plain) is plain
+    typed = with_text(plain.assign(k=kinds))
+    assert typed["k"].cat.categories.dtype == TEXT
+    assert typed["k"].tolist()[:2] == ["b", "a"]
+    assert typed["k"].isna().tolist() == [False, False, True]
+    assert typed[["n", "t"]].dtypes.equals(plain.dtypes)
+    assert with_text(typed) is typed

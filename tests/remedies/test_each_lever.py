@@ -48,6 +48,19 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).reshape(2, 6, 16))
 
 
+class Tower(nn.Module):
+    """A model whose longest list of blocks is below its root."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(5)))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.blocks(x))
+        return out
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
 
@@ -78,7 +91,7 @@ def llama() -> nn.Module:
     return model
 
 
-SHAPES = {bert: (2, 8), llama: (2, 8), mlp: (8, 16), cnn: (4, 3, 8, 8), Attention: (2, 6, 16)}
+SHAPES = {bert: (2, 8), llama: (2, 8), mlp: (8, 16), cnn: (4, 3, 8, 8), Attention: (2, 6, 16), Tower: (8, 16)}
 
 
 def world(make: Callable[[], nn.Module] = mlp, source: str = TRAIN, **optimizer: Any) -> dict[str, Any]:
@@ -202,6 +215,27 @@ def test_what_each_lever_computes(name: str, monkeypatch: pytest.MonkeyPatch) ->
 def on(name: str, subject: Subject) -> Iterator[None]:
     with by_name()[name].prepared(subject) as switch, switch():
         yield
+
+
+def saved_for_backward(step: Callable[[], Any]) -> int:
+    """Return how many tensors a step keeps for its backward pass, outside recomputed blocks."""
+    kept: list[torch.Size] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: (kept.append(tensor.shape), tensor)[1], lambda it: it):
+        step()
+    return len(kept)
+
+
+@pytest.mark.parametrize(("make", "where"), [(mlp, "a model"), (Tower, "Tower's blocks")])
+def test_checkpointing_and_its_lines_keep_the_same_for_backward(make: Callable[[], nn.Module], where: str) -> None:
+    mine, yours = world(make), world(make)
+    lever, subject = by_name()["checkpointing"], subject_of(mine)
+    with on("checkpointing", subject):
+        kept = saved_for_backward(mine["step"])
+    exec("\n".join(lever.code(subject)), yours)
+    assert saved_for_backward(yours["step"]) == kept
+    assert saved_for_backward(mine["step"]) != kept
+    subject.models = {"a model": mine["model"]}
+    assert lever.code(subject)[0].startswith(f"# each block of {where}: ")
 
 
 def test_the_fused_flag_is_set_in_every_group() -> None:

@@ -394,6 +394,8 @@ def test_a_lever_that_leaves_something_changed_is_an_error_that_says_what(
     assert bool(said) or not (changed or name in GLOBAL)
     assert changed == ("restart from a checkpoint" in said)
     assert re.search(words if said else "", said), said
+    if name == "threads":  # which subject.restored() does not put back
+        assert said.startswith(f"After {'undoing' if when == 'at the end' else 'trying'} leaks, "), said
 
 
 def test_a_change_after_the_last_lever_is_an_error() -> None:

@@ -51,6 +51,7 @@ def test_a_stall_is_counted_and_its_place_known() -> None:
 def test_what_it_says() -> None:
     assert str(Outliers((), (), (), (), 20)) == "no outliers among 20 steps"
     assert str(Outliers((), (3,), (), (), 20)) == "1 outlier among 20 steps: 1 low mild"
+    assert str(Outliers((), (), (1, 2), (), 20)) == "2 outliers among 20 steps: 2 high mild"
     assert str(Outliers((), (), (1, 2), (7,), 20)) == "3 outliers among 20 steps: 2 high mild, 1 high severe"
 
 

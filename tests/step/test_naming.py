@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import perfnb
+from perfnb.step.budget import Plan
 from perfnb.step.namespace import chosen_models, loader_facts, named_values, namespace_of, reachable, variables_of
+from perfnb.step.pass_order import capture_step
 from tests.step.models import three_linears
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -26,6 +29,14 @@ a_global_model = three_linears()
 def layers_of(step: Any, model: Any = None) -> pd.DataFrame:
     layers = perfnb.profile_step(step, model=model, warmup=0, steps=1, traced=2).layers
     return layers[~layers.index.str.startswith("(")]
+
+
+def names_of(step: Callable[[], Any]) -> list[tuple[str, int | None]]:
+    """Return the names of the layers of two traced steps, and the row of each one's parent, without a profile."""
+    plan = Plan(warmup=0, steps=1, traced=2, memory=False, flops=False)
+    capture = capture_step(step, plan=plan, namespace=namespace_of(step))
+    capture.close()
+    return [(layer.name, layer.parent) for layer in capture.layers]
 
 
 def roots_of(step: Any, model: Any = None) -> list[str]:
@@ -195,6 +206,35 @@ def test_layers_that_some_steps_leave_out_stay_apart() -> None:
     assert layers["calls"].to_dict() == {"model": 1, "model.left": 0.5, "model.right": 0.5}
     layers = layers_of(lambda: (left if model.calls % 2 else right)(model(X)))
     assert layers["calls"].to_dict() == {"model": 1, "model.left": 0.5, "model.right": 0.5, "left": 0.5, "right": 0.5}
+
+
+def test_modules_get_the_same_names_in_each_step_wherever_they_are_made() -> None:
+    class Maker(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.Linear(8, 8)(x)
+
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right, self.calls = nn.Linear(8, 8), nn.Linear(8, 8), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return (self.left if self.calls % 2 else self.right)(x)
+
+    def anew() -> None:
+        x = nn.Sequential(nn.Linear(8, 8), nn.ReLU())(X)
+        nn.Softmax(1)(nn.Softmax(0)(x))
+
+    model, dropping, left, right = nn.Sequential(Maker()), Dropping(), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    assert names_of(anew) == [
+        ("Sequential", None), ("Sequential.0", 0), ("Sequential.1", 0), ("Softmax", None), ("Softmax (2)", None),
+    ]  # fmt: skip
+    assert names_of(lambda: model(X)) == [("model", None), ("model.0", 0), ("model.0.(Linear)", 1)]
+    assert names_of(lambda: (left if dropping.calls % 2 else right)(dropping(X))) == [
+        ("dropping", None), ("dropping.left", 0), ("dropping.right", 0), ("left", None), ("right", None),
+    ]  # fmt: skip
 
 
 def test_the_namespace_ignores_empty_closures_and_objects_that_are_no_functions() -> None:

@@ -14,6 +14,7 @@ from perfnb.step.budget import Plan
 from perfnb.step.capture import Capture
 from perfnb.step.pass_order import capture_step, watch_steps
 from perfnb.step.session import MOST_STEPS, FirstStep
+from perfnb.step.to_recording import recording_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -104,3 +105,11 @@ def test_a_step_that_calls_an_optimizer_often_looks_like_a_loop(times: int, loop
         for _ in range(times):
             sgd.step()
     assert looped == (unnamed.looped is not None and unnamed.looped["optimizer"] == "SGD")
+
+
+@pytest.mark.parametrize("job", [None, {"rank": 3, "world_size": 4}])
+def test_a_recording_has_its_rank_and_its_job(job: dict[str, int] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfnb.step.to_recording.place_in_job", lambda: job)
+    plan = Plan(warmup=0, steps=1, traced=1, memory=False, flops=False)
+    meta = recording_of(capture_step(lambda: torch.ones(2).sum(), plan=plan, namespace={}), "step").meta
+    assert (meta["rank"], meta.get("job")) == (3 if job else 0, job)

@@ -11,7 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from perfnb.step.memory import Known, LiveObjects, inputs, resident_memory, storages
+from perfnb.step.budget import Plan
+from perfnb.step.memory import Known, LiveObjects, MemoryWatch, inputs, resident_memory, storages
+from perfnb.step.pass_order import capture_step
+from perfnb.step.steps import SkippedStep
+from perfnb.step.to_recording import recording_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -114,3 +118,30 @@ def test_resident_memory_is_read_until_the_end_and_no_longer(monkeypatch: pytest
     assert "perfnb-resident-memory" not in {thread.name for thread in threading.enumerate()}
     assert readings
     assert all(begin <= at <= time.time_ns() and size > 2**20 for at, size in readings)
+
+
+def test_a_skipped_step_is_not_among_the_watched_ones_and_a_failed_one_is() -> None:
+    watch = MemoryWatch(lambda: ())
+    with watch:
+        for error in (SkippedStep, ValueError):
+            with pytest.raises(error), watch.step():
+                raise error
+        with watch.step():
+            pass
+    assert len(watch.watched.step_begins) == 2
+    assert watch.watched.step_begins == sorted(watch.watched.step_begins)
+
+
+def test_resident_memory_is_on_the_clock_of_the_trace() -> None:
+    model = nn.Linear(4, 4)
+
+    def step() -> None:
+        model(torch.ones(2, 4)).sum().backward()
+        time.sleep(0.05)
+
+    plan = Plan(warmup=0, steps=1, traced=1, flops=False)
+    memory = recording_of(capture_step(step, plan=plan, namespace={"model": model}), "step").memory
+    assert memory is not None
+    assert len(memory.resident)
+    at = memory.changes["time_ns"]
+    assert memory.resident["time_ns"].between(at.min() - 10**10, at.max() + 10**10).all()

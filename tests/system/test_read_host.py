@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -120,6 +123,22 @@ def test_a_containers_limits_are_read(tmp_path: Path) -> None:
     assert told["cpu_limit"] == 1.5
     assert told["throttled"] == (4, 2.5)
     assert told["memory_limit"] == (1048576, 500000)
+
+
+def test_the_cpu_time_of_others_is_what_is_neither_idle_nor_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = namedtuple("times", "user nice system idle iowait irq softirq steal guest guest_nice")
+    before, after = times(*[50.0] * 10), times(53.0, 50.2, 51.0, 54.0, 51.0, 50.1, 50.1, 50.1, 53.0, 50.0)
+    own = iter([SimpleNamespace(user=5.0, system=4.0), SimpleNamespace(user=6.0, system=4.5)])
+    monkeypatch.setattr(psutil, "cpu_times", iter([before, after]).__next__)
+    monkeypatch.setattr(psutil.Process, "cpu_times", lambda self: next(own))
+    monkeypatch.setattr(psutil, "cpu_count", lambda: 8)
+    clock = SimpleNamespace(perf_counter=iter([100.0, 102.0]).__next__, sleep=lambda seconds: None)
+    monkeypatch.setattr("perfnb.system.read.host.time", clock)
+
+    # In 2 s, all processes ran for 4.5 s; the time of guests is already part of user.
+    assert facts(tmp_path)["cpu_of_others"] == {"percent": pytest.approx(100 * (4.5 - 1.5) / 2), "cpus": 8}
 
 
 def test_an_empty_machine_says_of_each_why(tmp_path: Path) -> None:

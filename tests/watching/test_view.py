@@ -13,13 +13,14 @@ import pandas as pd
 import pytest
 
 from perfnb import quantities as fmt
-from perfnb.draw import escape
+from perfnb.draw import escape, palette
 from perfnb.draw.as_text import document_text
 from perfnb.draw.document import Document, Line, Picture, Series, Table, Value
+from perfnb.draw.palette import LINES
 from perfnb.recording.schema import METRICS, conform
 from perfnb.telemetry.metrics import METRIC_WORDS, unit_of
-from perfnb.watching.charts import on_grid
-from perfnb.watching.data import MOST_NUMBERS, MOST_POINTS, MOST_STRETCHES, history_data, lasted, panel_data
+from perfnb.watching.charts import Chart, ChartLine, on_grid
+from perfnb.watching.data import MOST_NUMBERS, MOST_POINTS, MOST_STRETCHES, history_data, lasted, line_mark, panel_data
 from perfnb.watching.summary import MachineSummary
 from perfnb.watching.view import watch_document
 from perfnb.watching.widget import FIRST_PUSHES, REPEATED_PUSHES, WatchWidget
@@ -213,6 +214,29 @@ def test_numbers_of_the_history_are_what_was_read() -> None:
     assert "energy_j" not in history["devices"]["gpu0"]  # no chart draws it
 
 
+def test_the_grid_of_the_history_has_the_step_of_its_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfnb.watching.data.MOST_POINTS", 30)
+    history = history_data(samples.server(60.0))["history"]
+    assert history["first"] == 0.0
+    assert history["step"] == pytest.approx(59.5 / 29)
+    (_, values) = history["devices"]["gpu0"]["power_w"]
+    assert len(values) == 30
+    once = samples.summary([("process", 3.0, None, {"cpu_percent": 5.0})], interval_s=0.5)
+    assert history_data(once)["history"] | {"devices": {}} == {"first": 3.0, "step": 0.5, "devices": {}}
+
+
+def test_phases_of_steps_lie_where_they_ran() -> None:
+    made = samples.profiled()
+    assert made.steps is not None
+    steps, phases = history_data(made)["steps"], made.steps.phases.sort_values("start_s")
+    starts = np.cumsum(steps["start"])
+    assert starts / 1e6 == pytest.approx(phases["start_s"], abs=1e-6)
+    assert (starts + steps["us"]) / 1e6 == pytest.approx(phases["end_s"], abs=1e-6)
+    assert steps["placed"] == phases["placed"].tolist()
+    words = [steps["phases"][place]["word"].replace(" ", "_") for place in steps["phase"]]
+    assert [word.startswith(phase) for word, phase in zip(words, phases["phase"], strict=True)] == [True] * len(phases)
+
+
 def test_what_is_unknown_is_null() -> None:
     own = history_data(samples.laptop(60.0))["history"]["devices"]["process"]
     assert own["cpu_percent"][1][0] is None
@@ -345,3 +369,14 @@ def test_an_empty_frame_of_samples_is_no_error() -> None:
 
 def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
     golden("samples.txt", texts(DOCUMENTS))
+
+
+@pytest.mark.parametrize(("count", "columns", "apart"), [(LINES, 2, True), (LINES + 1, 2, False), (4, 1, False)])
+def test_lines_have_marks_of_their_own_unless_there_are_too_many(count: int, columns: int, apart: bool) -> None:
+    lines = [ChartLine(f"gpu{place // columns}", f"column{place % columns}", f"w{place}") for place in range(count)]
+    chart = Chart("key", "title", "percent", tuple(lines))
+    marks = [line_mark(chart, line) for line in lines]
+    assert [mark.word for mark in marks] == [line.word for line in lines]
+    of_devices = [palette.line(place // columns, line.word) for place, line in enumerate(lines)]
+    assert (marks == of_devices) is not apart
+    assert (marks == [palette.line(place, line.word) for place, line in enumerate(lines)]) is (apart or columns == 1)

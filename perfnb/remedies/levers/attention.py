@@ -36,9 +36,7 @@ def _attention_ops(subject: Subject) -> set[str]:
     __tracebackhide__ = True
     with subject.restored(), exclusive(), Tracer() as tracer, subject.gate.opened():
         subject.run()
-    names = set(tracer.read().names)
-    tracer.close()
-    return {name for name in names if "scaled_dot_product" in name}
+    return {name for name in tracer.read().names if "scaled_dot_product" in name}
 
 
 def _refuses(backend: str, subject: Subject) -> str:

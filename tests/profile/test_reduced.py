@@ -1,0 +1,50 @@
+"""A profile that was reduced to its tables reports what the whole profile does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import perfnb
+from perfnb.errors import RecordingError
+from perfnb.profile.profile import Profile
+from perfnb.recording.saved_profile import REDUCED_TABLES
+from tests.findings.test_elementwise import trained
+
+
+@pytest.fixture(scope="module")
+def whole() -> Profile:
+    return Profile(trained().recording())
+
+
+def test_a_reduced_profile_reports_the_same(whole: Profile, tmp_path: Path) -> None:
+    reduced = whole._reduced()
+    saved = perfnb.load(reduced.save(tmp_path / "p"))
+    assert isinstance(saved, Profile)
+    found, own = whole._summary, whole._summary.findings
+    assert own is not None
+    assert own.verdict.finding is not None
+    for profile in (reduced, saved):
+        summary = profile._summary
+        assert summary.findings is not None
+        assert (summary.findings.verdict, summary.findings.step_ms) == (own.verdict, own.step_ms)
+        pd.testing.assert_frame_equal(profile.findings, whole.findings)
+        assert summary.traced_ms == found.traced_ms
+        assert summary.notes[:-1] == found.notes
+        for name in REDUCED_TABLES:
+            pd.testing.assert_frame_equal(getattr(profile, name), getattr(whole, name))
+        assert profile._recording.events.empty
+    assert reduced._reduced() is reduced
+
+
+def test_what_needs_the_trace_is_refused(whole: Profile, tmp_path: Path) -> None:
+    reduced = whole._reduced()
+    for name in ("compiled", "compiled_regions", "collectives", "memory", "allocations", "roofline", "events"):
+        if name not in REDUCED_TABLES:
+            with pytest.raises(RecordingError, match="create the profile with keep_trace=True"):
+                getattr(reduced, name)
+    with pytest.raises(RecordingError, match="create the profile with keep_trace=True"):
+        reduced.save_trace(tmp_path / "t.json")
+    assert not list(tmp_path.iterdir())
