@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -293,7 +294,7 @@ def kernel_table(recording: Recording) -> pd.DataFrame:
     kernels = events[["name", "duration_ns"]].iloc[np.flatnonzero(is_one_of(events["category"], DEVICE_WORK))]
     duration = kernels.groupby("name", observed=True)["duration_ns"]
     sums = duration.agg(calls="size", total_ms="sum", mean_us="mean", max_us="max")
-    table: pd.DataFrame = sums / [steps, 1e6 * steps, 1e3, 1e3]
+    table: Any = sums / [steps, 1e6 * steps, 1e3, 1e3]
     table.index = table.index.astype(TEXT)
     return conform(table.sort_values("total_ms", ascending=False, kind="stable"), "kernels")
 

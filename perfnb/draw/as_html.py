@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from perfnb import quantities as fmt
 from perfnb.draw import as_text, escape, svg, tables
@@ -275,7 +275,7 @@ def _series(section: Series) -> str:
     return _titled(section.title, f"<p>{keys}</p>{svg.picture(drawn, _WIDE, _HIGH + _BELOW, alt)}")
 
 
-def _is_known(value: Any) -> bool:
+def _is_known(value: Any) -> TypeGuard[float]:
     return fmt.known(value) is not None
 
 

@@ -108,7 +108,8 @@ def reason(test: ABTest) -> tuple[str, str]:
 
 def _figures(test: ABTest) -> tuple[Effects, Table]:
     """Return the effects on the metrics that should be small, and a table of all metrics."""
-    limited: dict[str, Any] = {thing.name: thing for thing in (*test.quality.losses, *test.resources)}
+    limited: dict[str, Any] = {loss.name: loss for loss in test.quality.losses}
+    limited |= {resource.name: resource for resource in test.resources}
     effects, rows, details = list[Effect](), list[tuple[Cell, ...]](), list[str]()
     for name, row in test.table.iterrows():
         metric, limit = str(name), fmt.known(row["limit"])

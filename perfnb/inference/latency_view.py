@@ -249,7 +249,7 @@ def _measured_cells(times_ms: Floats) -> list[Cell]:
 
 
 def _loads(curve: pd.DataFrame) -> Table:
-    columns = {
+    columns: dict[Any, Column] = {
         "rate_per_s": Column("rate", "/s"),
         "utilization": Column("utilization", "share", 3),
         **_COLUMNS,

@@ -488,7 +488,7 @@ def _launched(host: HostEvents, annotated: pd.DataFrame) -> dict[str, Graph]:
         key, launches = f"{CUDA_GRAPH} {number}", modules_of.index[modules_of == modules]
         host.key[host.is_launch & np.isin(host.correlation, launches)] = key
         total = annotated[annotated["correlation"].isin(launches)].groupby("module", sort=False)["duration_ns"].sum()
-        graphs[key] = _graph_of(key, total.astype(np.int64).to_dict())
+        graphs[key] = _graph_of(key, {str(module): int(ns) for module, ns in total.items()})
     return graphs
 
 
@@ -688,8 +688,10 @@ class _Regions:
         backward, number = pieces["backward"], pieces["number"]
         added = self._host.places.iloc[pieces["place"]].reset_index(drop=True)
         added = added.assign(
-            **{"name": np.where(backward, PIECE, LAYER_SPAN), "category": SPAN_CATEGORY},
-            **{"start_ns": pieces["start"], "duration_ns": pieces["end"] - pieces["start"]},
+            name=np.where(backward, PIECE, LAYER_SPAN),
+            category=SPAN_CATEGORY,
+            start_ns=pieces["start"],
+            duration_ns=pieces["end"] - pieces["start"],
             sequence=_FIRST_SEQUENCE + number,
             forward_thread=np.where(backward, _THREAD, NONE),
             span=np.where(backward, NONE, number),

@@ -24,7 +24,8 @@ from perfnb.recording.nesting import NONE
 from perfnb.trace.trace_file import MAX_DEPTH, MOST_TEXT
 
 #: Texts and numbers that are accepted from a file.
-Text, _Whole = Annotated[str, Meta(max_length=MOST_TEXT)], Annotated[int, Meta(ge=0, lt=2**53)]
+Text = Annotated[str, Meta(max_length=MOST_TEXT)]
+_Whole = Annotated[int, Meta(ge=0, lt=2**53)]
 
 
 class Operation(NamedTuple):

@@ -171,7 +171,8 @@ def _sections(summary: MachineSummary) -> Iterator[Section]:
         )
     if summary.steps is not None:
         yield from _by_phase(summary, summary.steps)
-    rows = [_row(summary, device, metric, row) for (device, metric), row in summary.table.iterrows()]
+    names, figures = summary.table.index.tolist(), summary.table.to_dict("records")
+    rows = [_row(summary, device, metric, row) for (device, metric), row in zip(names, figures, strict=True)]
     heads = ("median", "95th percentile", "maximum", "total")
     yield _metrics("Over the whole watch", heads, rows)
     if bands := bands_of(summary):

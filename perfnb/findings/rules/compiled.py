@@ -189,9 +189,8 @@ def _uncompiled(facts: Facts, left: pd.DataFrame) -> Finding:
     """Describe functions that torch left uncompiled. Only the functions that they call are compiled."""
     small = _small(facts)
     named = "; ".join(
-        f"{row.function} ({place_in_words(row.line)}), because its graph breaks at {place_in_words(row.broke_at)} "
-        f"({row.broke})"
-        for row in left.itertuples()
+        f"{function} ({place_in_words(line)}), because its graph breaks at {place_in_words(broke_at)} ({broke})"
+        for function, line, broke_at, broke in left[["function", "line", "broke_at", "broke"]].itertuples(index=False)
     )
     parts = f" The functions that it calls are compiled in parts: {small.evidence}" if small is not None else ""
     return Finding(
