@@ -85,7 +85,8 @@ function largestAlive({ largest, names, step_ms: end }, ms) {
     return [h("span", { class: "pf-name", title: `${name}, ${life}` }, name), text("category", row), text("op", row) ?? "",
       largest.start[row] <= 0 ? "before the step" : text("phase", row) ?? "", figure(byteSize(largest.bytes[row]))];
   });
-  return smallTable("Largest allocations alive", { words: ["Allocation", "Category", "Allocated by", "In", "Memory"], text: 4 }, rows);
+  if (!rows.length) return h("p", { class: "pf-quiet" }, "No allocation to list.");
+  return smallTable("Largest allocations alive", { words: ["allocation", "category", "allocated by", "in", "memory"], text: 4 }, rows);
 }
 
 pictures.memory = ({ data }) => memoryCurve(data);
