@@ -15,8 +15,6 @@ from perfnb.trace_names import ACCUMULATE_GRAD, BACKWARD_NODE, GRAPH_CALL, OPS, 
 
 #: Autograd's name for a region that has a backward pass. The name of its node starts with the same text.
 _FUNCTION = "CompiledFunction"
-#: Matches a library kernel, such as ``extern_kernels.mm``. Names of generated kernels do not contain a dot.
-_LIBRARY = r"\."
 
 
 def region_runs(recording: Recording, record: CompiledRecord) -> pd.DataFrame:
@@ -81,7 +79,8 @@ class _Host(HostEvents):
         graph = np.searchsorted(self.start[rows], at, side="right") - 1
         inside = (graph != NONE) & (at < np.append(self.end[rows], 0)[graph])
         calls, graph = calls[inside], graph[inside]
-        library = calls["name"].astype(str).str.contains(_LIBRARY).astype(np.int64)
+        # A library kernel is named like ``extern_kernels.mm``. Names of generated kernels do not contain a dot.
+        library = pd.Series(of_labels(calls["name"], lambda name: "." in name), calls.index).astype(np.int64)
         ran, all_of = library.groupby(graph).cumsum(), library.groupby(graph).transform("sum")
         leaves = calls["leaves"] & (calls["direction"] == "forward") if "leaves" in calls else False
         ns = calls["duration_ns"].astype(np.float64)

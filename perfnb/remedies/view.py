@@ -78,7 +78,7 @@ def _answer(trials: LeverTrials) -> tuple[State, str]:
             names, more = " and ".join(undecided), f"give it more time ({figures.budget_word})"
             return "open", f"No lever is proven to make the step faster, but {names} may: {more}"
         return "none", f"None of the levers that were tried {less} without changing its results"
-    time = fmt.with_interval(fmt.ratio(kept.ratio), kept.ratio, kept.ratio_ci)
+    time = "not measured" if kept.ratio is None else fmt.with_interval(fmt.ratio(kept.ratio), kept.ratio, kept.ratio_ci)
     if figures.goal == "memory":
         peak, own = kept.peak_bytes or 0, figures.own_peak or 1
         less = f"{fmt.size(own)} → {fmt.size(peak)}, {fmt.share(1 - peak / own)} less"

@@ -203,7 +203,7 @@ def test_a_damaged_entry_is_named_and_the_others_are_read(tmp_path: Path, damage
     assert len(warned) == 1
     assert list(journal.damaged) == [names[1]]
     assert words in journal.damaged[names[1]]
-    assert f"{names[1]} is damaged" in " ".join(str(journal).split())
+    assert f"Damaged and ignored: {names[1]}." in " ".join(str(journal).split())
 
 
 JSON = [None, True, -1, 0, 10**18, 2**63, 10**400, -1e308, 1e308, 5e-324, "", "\0", "0001-01-01T00:00+23:59", [], {}]

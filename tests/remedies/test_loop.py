@@ -112,9 +112,9 @@ def test_everything_that_is_said_of_a_kept_lever_is_of_one_measurement(
     assert confirmed is found.figures.trials[0]
     assert row["saves_ms"] == pytest.approx(step_ms * (1 - row["ratio"]), rel=1e-12)
     said, ratio = str(found), fmt.with_interval(fmt.ratio(row["ratio"]), row["ratio"], confirmed.ratio_ci)
-    before, saved = fmt.duration(step_ms), fmt.duration(row["saves_ms"])
-    assert f"step {before}" in said
-    assert f"Keep half: {saved} ({before} →" in said
+    saved = f"{fmt.duration(row['saves_ms'])} saved ({fmt.share(1 - row['ratio'])} less)"
+    assert f"step {fmt.duration(step_ms)}" in said
+    assert f"Keep half: {saved}" in said
     assert ratio in said
 
 
