@@ -79,7 +79,7 @@ def _in_browser(path: Path) -> Iterator[str]:
             drawing = frames_of(page, _FRAMES, f"(n, sign) => {{{move}}}")[:, 1]
             yield f"flame graph: {kind}: {spread('drawing a frame (limit 17)', drawing)}"
         begin = time.perf_counter()
-        page.get_by_role("searchbox").fill("function_3_")
+        page.get_by_role("searchbox", name="Search functions and files").fill("function_3_")
         yield f"flame graph: searched in {(time.perf_counter() - begin) * 1e3:.0f} ms"
 
 
