@@ -189,17 +189,20 @@ def test_modules_that_each_step_makes_anew_are_one_layer() -> None:
     assert layers["calls"].tolist() == [1, 1, 1, 1, 1]
 
 
+class Dropping(nn.Module):
+    """A model that runs one of its two layers in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.calls = nn.Linear(8, 8), nn.Linear(8, 8), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return (self.left if self.calls % 2 else self.right)(x)
+
+
 @pytest.mark.slow
 def test_layers_that_some_steps_leave_out_stay_apart() -> None:
-    class Dropping(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left, self.right, self.calls = nn.Linear(8, 8), nn.Linear(8, 8), 0
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            return (self.left if self.calls % 2 else self.right)(x)
-
     model, left, right = Dropping(), nn.Linear(8, 8), nn.Linear(8, 8)
 
     layers = layers_of(lambda: model(X))
@@ -212,15 +215,6 @@ def test_modules_get_the_same_names_in_each_step_wherever_they_are_made() -> Non
     class Maker(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return nn.Linear(8, 8)(x)
-
-    class Dropping(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left, self.right, self.calls = nn.Linear(8, 8), nn.Linear(8, 8), 0
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            return (self.left if self.calls % 2 else self.right)(x)
 
     def anew() -> None:
         x = nn.Sequential(nn.Linear(8, 8), nn.ReLU())(X)

@@ -1,4 +1,4 @@
-// Rows of boxes on a canvas, which are the events of a timeline or the calls of a flame graph. A frame costs as much as
+// Rows of boxes on a canvas, which are the events of a timeline or the calls in a flame graph. A frame costs as much as
 // its pixels, however many boxes there are: each row is one line of pixels, computed pixel by pixel with a search, and
 // stretched to the row's height. Colours are numbers, because a canvas does not support CSS variables.
 import { STROKES } from "./chart.js";
