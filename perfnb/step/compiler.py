@@ -24,8 +24,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from functools import reduce, wraps
+from hashlib import sha256
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -64,8 +65,11 @@ AGAIN_NAMES: Mapping[str, tuple[str, ...]] = {
 _NUMBERED = re.compile(r"(?P<kernel>.+):(?P<order>[0-9]{1,9})")
 _EXTERN = ("extern_kernels.", "torch.ops.", "aten.")
 _FILE = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>[0-9]{1,9}), in .*\n *(?P<text>.*)$', re.MULTILINE)
+#: What the names of functions begin with that compiled code calls after a graph break.
+_RESUMING = "__resume_at_"
 #: The name that newer versions of torch use for a branch on a tensor's value.
 _BRANCH = "Data-dependent branching"
+_TORCH = str(Path(torch.__file__).parent)
 #: The reason and the place of each graph break, by the file, the name and the line of the function that was compiled.
 _Breaks = dict[tuple[str, str, int], tuple[str, str]]
 #: The end of the path to torch's own file that contains the function compiled instead of a torch.nn module's forward.
@@ -207,7 +211,7 @@ def _fused() -> dict[str, tuple[str, ...]]:
 def _marker(before: dict[str, tuple[str, ...]]) -> Any:
     """Return a compiler pass that records which operations were fused before this graph was compiled.
 
-    The pass also changes the graph's cache key.
+    The pass also changes the graph's cache key, which otherwise ignores the modules of the graph's operations.
     """
     base: Any = importlib.import_module(_PASSES).CustomGraphPass
 
@@ -218,9 +222,28 @@ def _marker(before: dict[str, tuple[str, ...]]) -> Any:
                 before.update(_fused())
 
         def uuid(self) -> str:
-            return _ATTRIBUTE
+            return f"{_ATTRIBUTE} {_modules_in_caller(sys._getframe(1))}"
 
     return Marker()
+
+
+def _modules_in_caller(frame: FrameType | None) -> str:
+    """Return a digest of the modules in the graph whose cache key is being computed, or an empty string.
+
+    torch does not pass the graph to the function that calls this one, so the graph is a variable of a caller.
+    """
+    while frame is not None:
+        for value in frame.f_locals.values():
+            if isinstance(value, fx.GraphModule):
+                return sha256(repr([_modules_of(node) for node in value.graph.nodes]).encode()).hexdigest()
+        frame = frame.f_back
+    return ""
+
+
+def _modules_of(node: fx.Node) -> tuple[tuple[str, str], ...]:
+    """Return the path and the class of each module that contains a node's operation, outermost first."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    return tuple((str(path), _class_name(kind)) for path, kind in stack.values())
 
 
 def _describing(plain: Any, before: Mapping[str, tuple[str, ...]]) -> Any:
@@ -249,8 +272,12 @@ def _kernels_in_order(fused: Mapping[str, Iterable[str]]) -> Iterator[Kernel]:
 
 
 def _source_of(trace: Any) -> tuple[str, int, str] | None:
-    """Return the innermost line in the stack from an operation's metadata."""
+    """Return the innermost line in the stack from an operation's metadata, outside torch if there is one.
+
+    If the user has set a default device, the innermost line is in torch.
+    """
     lines = list(_FILE.finditer(trace)) if isinstance(trace, str) else []
+    lines = [line for line in lines if not line["file"].startswith(_TORCH)] or lines
     return (lines[-1]["file"], int(lines[-1]["line"]), lines[-1]["text"].strip()) if lines else None
 
 
@@ -293,6 +320,28 @@ def compiled_in_place() -> list[nn.Module]:
 
 def _is_in_place(module: nn.Module) -> bool:
     return vars(module).get(IN_PLACE) is not None
+
+
+def compiled_whole() -> list[tuple[nn.Module, nn.Module]]:
+    """Return the live modules that ``torch.compile`` created and compiled without graph breaks, with their originals.
+
+    torch 2.11 compiles such a module again when a hook for all modules is added, if one of its submodules defines
+    ``__call__``, as the blocks of models from transformers do. torch 2.13 does not.
+    """
+    wrappers = modules_where(lambda module: wrapped_by_compiler(module) is not None)
+    pairs = ((wrapper, wrapped_by_compiler(wrapper)) for wrapper in wrappers)
+    return [(wrapper, model) for wrapper, model in pairs if model is not None and _is_whole(wrapper, model)]
+
+
+def _is_whole(wrapper: nn.Module, model: nn.Module) -> bool:
+    called = getattr(vars(wrapper).get("forward"), "_torchdynamo_orig_callable", None)
+    if called == model.__call__:
+        called = model.forward
+    code = getattr(called, "__code__", None)
+    if code is None:
+        return False
+    entries = torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code)
+    return bool(entries) and not any(name.startswith(_RESUMING) for each in entries for name in each.code.co_names)
 
 
 def run_uncompiled(functions: Iterable[Callable[..., Any]]) -> None:
@@ -488,9 +537,6 @@ def _operations(module: fx.GraphModule) -> Iterator[Operation]:
     for node in module.graph.nodes:
         if node.op == "output":
             continue
-        stack = node.meta.get("nn_module_stack") or {}
-        forward = node.meta.get("fwd_nn_module_stack") or {}
-        modules = tuple((str(path), _class_name(kind)) for path, kind in (stack or forward).values())
         value, operator, name = node.meta.get("val"), None, str(getattr(node.target, "__name__", node.target))
         if isinstance(node.target, torch._ops.OpOverload):
             operator = operator_of(node.target)
@@ -500,7 +546,7 @@ def _operations(module: fx.GraphModule) -> Iterator[Operation]:
         yield Operation(
             node.name,
             name if called else "",
-            modules,
+            _modules_of(node),
             tuple(each.name for each in node.all_input_nodes),
             sum(_elements(tensor) * tensor.element_size() for tensor in tensors_in([value])),
             _flops(node, value) if called and not view else 0,

@@ -40,7 +40,7 @@ from torch.nn.modules.module import (
 )
 from torch.nn.parameter import is_lazy
 
-from perfnb.step.compiler import IN_PLACE, compiled_in_place, run_uncompiled
+from perfnb.step.compiler import IN_PLACE, compiled_in_place, compiled_whole, run_uncompiled
 from perfnb.step.installed import Installed
 from perfnb.step.namespace import named_modules, names_of
 from perfnb.step.refusals import COMPILED_CHILD, is_compiled, is_compiled_in_place, wrapped_by_compiler
@@ -101,6 +101,8 @@ class LayerSpans(Installed):
         The calls from earlier passes. Calls in this pass are added to them.
     outermost : callable, optional
         Called with the positional arguments of each outermost call.
+    uncompiled : bool
+        Whether compiled code runs uncompiled, so that hooks see the modules inside it.
     """
 
     def __init__(
@@ -108,7 +110,10 @@ class LayerSpans(Installed):
         only: list[nn.Module] | None = None,
         calls: Calls | None = None,
         outermost: Callable[[Any], None] | None = None,
+        *,
+        uncompiled: bool = False,
     ) -> None:
+        self._uncompiled = uncompiled
         self.calls = Calls() if calls is None else calls
         self._outermost = outermost
         self._wanted = None if only is None else {id(module) for model in only for module in model.modules()}
@@ -140,16 +145,17 @@ class LayerSpans(Installed):
         in_place = compiled_in_place()
         inside = [part for whole in in_place for part in whole.modules() if not _copies_itself(part)]
         for module in {id(module): module for module in (*in_place, *inside)}.values():
-            self._span_around(module, stack)
+            self._span_around(module, vars(module), IN_PLACE, stack)
+        for wrapper, original in () if self._uncompiled else compiled_whole():
+            self._span_around(original, vars(wrapper), "forward", stack)
 
-    def _span_around(self, module: nn.Module, stack: ExitStack) -> None:
-        """Make a module that was compiled in place, or a module inside one, open a span when it is called.
+    def _span_around(self, module: nn.Module, own: dict[str, Any], name: str, stack: ExitStack) -> None:
+        """Make the attribute `name`, which calls a module, open a span and hide the hooks while the module is running.
 
-        Hooks are called neither in compiled code nor in the uncompiled code at its graph breaks. The compiler still
-        sees the original call.
+        Hooks are called neither in compiled code nor, if the module was compiled in place, in the uncompiled code at
+        its graph breaks. The compiler still sees the original call.
         """
-        own = vars(module)
-        plain = own.get(IN_PLACE)
+        plain = own.get(name)
         compiled: Any = module._call_impl if plain is None else plain
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -164,16 +170,16 @@ class LayerSpans(Installed):
 
         call._torchdynamo_inline = getattr(compiled, "_torchdynamo_inline", compiled)  # type: ignore[attr-defined]
         run_uncompiled([call])  # the code that it calls stays compiled
-        had = IN_PLACE in own
-        own[IN_PLACE] = call
+        had = name in own
+        own[name] = call
 
         def restore() -> None:
-            if own.get(IN_PLACE) is not call:
+            if own.get(name) is not call:
                 return  # compiled in the meantime
             if had:
-                own[IN_PLACE] = plain
+                own[name] = plain
             else:
-                del own[IN_PLACE]
+                del own[name]
 
         stack.callback(restore)
 

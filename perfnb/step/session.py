@@ -301,7 +301,7 @@ class Session(Installed):
         """Run one step and count its operators."""
         __tracebackhide__ = True
         self._uncompiled_from = len(self.calls.records)
-        with Tracer() as tracer, LayerSpans(self.models, self.calls), OpCounter() as counter:
+        with Tracer() as tracer, LayerSpans(self.models, self.calls, uncompiled=True), OpCounter() as counter:
             yield from self._run("counted", 1, self._numbered())
         self.capture.arithmetic = (counter.calls, tracer)
 

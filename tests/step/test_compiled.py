@@ -551,6 +551,94 @@ def test_a_graph_whose_layers_share_a_nested_region_is_one_layer() -> None:
     assert p.layers.loc[["compiled.first", "compiled.alike.0", "compiled.alike.1"], "forward_ms"].isna().all()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_for_profiling")
+def test_graphs_that_differ_only_in_the_names_of_their_modules_are_not_taken_for_each_other() -> None:
+    """Their kernels are the same, so torch's cache would return the first graph for the second."""
+
+    class Pair(nn.Module):
+        def __init__(self, first: str, second: str) -> None:
+            super().__init__()
+            self.names = first, second
+            for name in self.names:
+                self.add_module(name, nn.Linear(24, 24))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for name in self.names:
+                x = self.get_submodule(name)(x).relu()
+            return x
+
+    def layers_in_order(*names: str) -> list[str]:
+        torch._dynamo.reset()
+        compiled, x = torch.compile(Pair(*names)), torch.randn(8, 24)
+        with perfnb.compile_for_profiling():
+            compiled(x).sum().backward()
+        p = profile_of(lambda: compiled(x).sum().backward())
+        record = p._recording.compiled
+        assert record is not None
+        return list(dict.fromkeys(p._recording.modules["name"].to_numpy()[record.shares["layer"]]))
+
+    assert layers_in_order("a", "b") == ["compiled.a", "compiled.b"]
+    assert layers_in_order("b", "a") == ["compiled.b", "compiled.a"]
+
+
+@pytest.mark.slow
+def test_a_model_compiled_as_a_whole_runs_without_the_hooks_and_one_with_a_graph_break_with_them() -> None:
+    """Some versions of torch would compile the first one again, and layers between two graphs are seen by hooks."""
+    from torch.nn.modules.module import _global_forward_hooks
+
+    seen: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        @torch.compiler.disable
+        def run(*args: Any) -> Any:
+            seen.append(len(_global_forward_hooks))
+            return graph.forward(*args)
+
+        return run
+
+    class Breaks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.between, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.last(self.uncompiled(self.first(x)))
+            return result
+
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def uncompiled(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.between(x)
+            return result
+
+    def profiled(model: nn.Module) -> perfnb.Profile:
+        torch._dynamo.reset()
+        compiled, x = torch.compile(model, backend=backend), torch.randn(4, 8)
+        before = dict(vars(compiled))
+        compiled(x)
+        seen.clear()
+        p = profile_without_recompiling(lambda: compiled(x).sum().backward())
+        assert vars(compiled) == before
+        assert p.layers.loc["compiled", "calls"] == 1
+        return p
+
+    p = profiled(three_linears())
+    assert set(seen) == {0}
+    assert p.layers.loc["compiled.0", "forward_flops"] > 0  # counted in a step without compiled code
+    p = profiled(Breaks())
+    assert set(seen) == {0, 1}
+    assert p.layers.loc["compiled.between", "calls"] == 1
+
+
+def test_the_line_of_an_operation_is_the_users_even_if_torch_was_called_through_a_mode() -> None:
+    torchs = Path(torch.__file__).parent / "utils" / "_device.py"
+    frames = [("model.py", 3, "x = self.up(x)"), (str(torchs), 116, "return func(*args, **kwargs)")]
+    trace = "".join(f'  File "{file}", line {line}, in forward\n    {text}\n' for file, line, text in frames)
+    assert compiler._source_of(trace) == frames[0]
+    assert compiler._source_of(trace[trace.index("  File", 10) :]) == frames[1]
+    assert compiler._source_of(None) is None
+
+
 @pytest.mark.skipif(compiler.missing_names() != [], reason="this torch cannot tell the layers")
 def test_the_settings_end_with_their_block_and_an_old_torch_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import config
