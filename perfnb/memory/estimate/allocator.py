@@ -23,6 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from perfnb.arguments import shown
 from perfnb.errors import CaptureError
+from perfnb.memory.estimate.cuda_scratch import cuda_scratch_bytes
 from perfnb.memory.estimate.scratch import scratch_bytes, untold_bytes
 from perfnb.step.namespace import is_installed
 
@@ -126,7 +127,7 @@ class SimulatedAllocator(TorchDispatchMode):
             if self.phase == "backward" and op == "add" and not torch.is_grad_enabled():
                 # The engine accumulates gradients in place, but with fake tensors, it allocates a new sum.
                 self._reusable = next(iter(self.numbers(args[:1])), None)
-            scratch = self._rounded(scratch_bytes(op, args, new)) if not self.cuda else 0
+            scratch = self._rounded(cuda_scratch_bytes(op, args) if self.cuda else scratch_bytes(op, args, new))
             if scratch > 0:
                 number = self._new(scratch, op, scratch=True)
                 self.changes.append(Change(number, -scratch, self.phase, op))
