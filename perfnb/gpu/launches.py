@@ -181,27 +181,34 @@ def launch_facts(rows: pd.DataFrame, queue: pd.DataFrame, spans: pd.DataFrame, s
         work.
     steps : int
     """
-    known = rows[rows["call_ns"].notna()]
-    # A call that launched several kernels counts once. A copy call that returned after the copy had ended was waiting.
-    waited = found(known["call"], re.compile("Memcpy").search)
-    waited &= (known["call_ns"] >= known["delay_ns"] + known["duration_ns"]).fillna(False).to_numpy(dtype=bool)
-    launching = known[~waited]
-    calls, weight = _floats(launching["call_ns"]) / 1e3, 1 / _floats(launching["shared"])
     delays = np.sort(_floats(rows["delay_ns"].dropna()) / 1e3)
     short = _floats(rows["short"].dropna())
     once = np.ones(len(delays))
     longest, empty = _of_queue(queue, spans)
     return LaunchFacts(
         launched=len(rows) / max(steps, 1),
-        known=len(known) / max(steps, 1),
-        call_us=_quantile(calls, weight, 0.5),
-        call_us_95=_quantile(calls, weight, 0.95),
+        known=float(rows["call_ns"].notna().sum()) / max(steps, 1),
+        call_us=call_us(rows, 0.5),
+        call_us_95=call_us(rows, 0.95),
         delay_us=_quantile(delays, once, 0.5),
         delay_us_95=_quantile(delays, once, 0.95),
         short_share=float(short.mean()) if len(short) else None,
         longest_queue=longest,
         empty_share=empty,
     )
+
+
+def call_us(rows: pd.DataFrame, share: float) -> float | None:
+    """Return a quantile of the time in the launch calls of `launches`, or ``None`` if none is known.
+
+    A call that launched several pieces of work counts once. A copy call that returned after the copy had ended was
+    waiting, so it does not count.
+    """
+    known = rows[rows["call_ns"].notna()]
+    waited = found(known["call"], re.compile("Memcpy").search)
+    waited &= (known["call_ns"] >= known["delay_ns"] + known["duration_ns"]).fillna(False).to_numpy(dtype=bool)
+    launching = known[~waited]
+    return _quantile(_floats(launching["call_ns"]) / 1e3, 1 / _floats(launching["shared"]), share)
 
 
 def queue_chart(queue: pd.DataFrame, spans: pd.DataFrame) -> QueueChart | None:
