@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch.utils import benchmark
@@ -34,11 +35,15 @@ def test_a_profile_adds_up(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["transformer", "compiled", "CUDA graphs", "fused optimizer"])
 def test_step_times_agree_with_torchs_benchmark(kind: str) -> None:
     step = KINDS[kind]()
-    timing = perfnb.time_step(step, budget_s=10)
     # perfnb times each step to the end of its work; without waiting, the host of one step overlaps the GPU of another.
     waited = benchmark.Timer("step(); wait()", globals={"step": step, "wait": torch.cuda.synchronize})
-    reference = waited.blocked_autorange(min_run_time=3)
-    assert timing.median_ms == pytest.approx(reference.median * 1e3, rel=0.02)
+    ratios = []
+    for _ in range(7):  # the host's pace changes by a third within seconds, so both are measured in turns
+        timing = perfnb.time_step(step, budget_s=1)
+        # A block of runs has only a mean, which slow runs raise, so each run is timed on its own.
+        reference = np.median([waited.timeit(1).median for _ in range(len(timing.samples_ms))])
+        ratios.append(timing.median_ms / (reference * 1e3))
+    assert np.median(ratios) == pytest.approx(1, rel=0.05)
 
 
 def test_gpu_time_of_a_trace_agrees_with_a_naive_count() -> None:
