@@ -52,6 +52,8 @@ class Lever:
     #: Whether the first step after switching the lever on differs from later steps, as with compiled code. If so, it is
     #: timed in blocks of steps, the first of which does not count.
     settles: bool = False
+    #: Whether the lever's compilation times several kernels for each operation, which takes minutes.
+    autotunes: bool = False
     #: The lever's own check of results, once it is prepared. By default, results are compared with float64.
     check: Callable[[Subject, Switch], Values] | None = None
     #: Returns the choices made for this step, such as a number of workers, once the lever is prepared.

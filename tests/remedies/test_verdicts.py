@@ -12,6 +12,7 @@ import pytest
 from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED, Errors, Values, judge_values
 from perfnb.remedies.budget import LeverPlan, TrialBudget, plan_for
 from perfnb.remedies.lever import Lever, PreparedLever, always
+from perfnb.remedies.levers import by_name
 from perfnb.remedies.verdicts import (
     LeverFigures,
     LeverTrial,
@@ -213,6 +214,8 @@ def test_a_lever_is_tried_if_it_fits_into_what_is_left(clock: FakeClock) -> None
     # A round takes 8 steps, and the lever is compiled once more.
     assert budget.allows(settles, beside=3)
     assert not budget.allows(settles, beside=4)
+    assert not budget.allows(by_name()["compile_max_autotune"])  # 20 compilations
+    assert budget.allows(by_name()["compile_reduce_overhead"])
 
 
 def test_the_budget_that_would_do_for_all_levers(clock: FakeClock) -> None:

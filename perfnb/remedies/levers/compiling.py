@@ -78,6 +78,7 @@ def _lever(name: str, words: str, mode: str | None, *answers: str) -> Lever:
         in_order=None if mode else compiled(options={"fallback_random": True}),
         family="compile",
         settles=True,
+        autotunes=mode == "max-autotune",
     )
 
 
