@@ -50,6 +50,10 @@ def compiled_verdict(summary: CompiledSummary) -> Verdict:
     if overhead is None or not whole:
         return Verdict("none", "The trace does not record which kernels compute which layers.")
     part = f"{fmt.share(overhead / whole)} of the forward regions' time is spent outside kernels"
+    if summary.on_gpu:  # the host only launches the kernels
+        return Verdict(
+            "good", f"No graph breaks: kernels take {fmt.duration(float(summary.kernels['ms'].sum()))} on the GPU."
+        )
     if overhead > _MUCH * whole:
         return Verdict(
             "bad", f"{part}: their kernels are small.", "Larger batches or larger regions reduce this overhead."
@@ -61,7 +65,8 @@ def _figures(summary: CompiledSummary) -> Iterator[Figure]:
     regions, kernels = summary.regions, summary.kernels
     yield Figure("forward regions", fmt.known(regions["ms"].sum()), "ms", basis="per traced step, on the host")
     if len(kernels):
-        yield Figure("kernels", float(kernels["ms"].sum()), "ms", basis="per traced step, forward and backward")
+        place = ", on the GPU" if summary.on_gpu else ""
+        yield Figure("kernels", float(kernels["ms"].sum()), "ms", basis=f"per traced step, forward and backward{place}")
     lookups = fmt.known(regions["lookup_ms"].sum(min_count=1))
     yield Figure("checking guards", lookups, "ms", basis="per traced step")
     yield Figure("compiling", fmt.known(1e3 * regions["compile_s"].sum(min_count=1)), "ms", basis="once")
@@ -115,7 +120,9 @@ def _regions(regions: pd.DataFrame) -> Table:
         "function": Column("function"),
         "calls": Column("calls", "count", priority=3),
         "ms": Column("per step", "ms", help="Time of the forward pass on the host"),
-        "overhead_ms": Column("overhead", "ms", priority=1, help="Time outside kernels"),
+        "overhead_ms": Column(
+            "overhead", "ms", priority=1, help="Time outside kernels, or outside their launches if they run on a GPU"
+        ),
         "gap_ms": Column("until the next", "ms", priority=2, help="From a graph break to the next region"),
         "compile_ms": Column("compiling", "ms", priority=4),
     }

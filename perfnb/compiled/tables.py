@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from perfnb import quantities as fmt
+from perfnb.attribution.device_work import column, launches_of, work_alone
 from perfnb.compiled.runs import region_runs
 from perfnb.recording.nesting import NONE, Floats
 from perfnb.recording.recording import CompiledRecord, Recording
@@ -29,11 +30,14 @@ class CompiledSummary:
     shares : DataFrame
         One row per kernel and layer, with ``kernel`` (the row in `kernels`), ``layer``, ``share`` and ``ms`` (per
         step).
+    on_gpu : bool
+        Whether the times of `kernels` and `shares` are GPU times.
     """
 
     kernels: pd.DataFrame
     regions: pd.DataFrame
     shares: pd.DataFrame
+    on_gpu: bool
 
 
 def place_in_words(place: str) -> str:
@@ -48,7 +52,7 @@ def compiled_summary(recording: Recording) -> CompiledSummary | None:
     if record is None or not len(record.code):
         return None
     kernels, shares = _kernels(recording, record)
-    return CompiledSummary(kernels, region_table(recording), shares)
+    return CompiledSummary(kernels, region_table(recording), shares, _gpu_ns(recording, record) is not None)
 
 
 def compiled_kernel_table(recording: Recording) -> pd.DataFrame:
@@ -63,7 +67,9 @@ def _kernels(recording: Recording, record: CompiledRecord) -> tuple[pd.DataFrame
     times = (
         record.calls.groupby("kernel")["duration_ns"].agg(["size", "sum"]).reindex(range(len(kernels)), fill_value=0)
     )
-    ms, calls = times["sum"].to_numpy() / 1e6 / steps, times["size"].to_numpy() / steps
+    gpu_ns = _gpu_ns(recording, record)
+    ms = (times["sum"].to_numpy() if gpu_ns is None else gpu_ns) / 1e6 / steps
+    calls = times["size"].to_numpy() / steps
     order = np.argsort(-ms, kind="stable")
     names = recording.modules["name"].to_numpy(dtype=object)
     shares = record.shares.sort_values(["kernel", "share"], ascending=[True, False], kind="stable")
@@ -95,6 +101,25 @@ def _kernels(recording: Recording, record: CompiledRecord) -> tuple[pd.DataFrame
     )
     table = table.iloc[order].reset_index(drop=True)
     return conform(table.assign(layers=layers.array), "compiled"), shares
+
+
+def _gpu_ns(recording: Recording, record: CompiledRecord) -> Floats | None:
+    """Return the time of the GPU work that each kernel's calls launched, or ``None`` if they launched none.
+
+    On the host, such a call takes only as long as the launch.
+    """
+    calls = record.calls.sort_values("start_ns", kind="stable")
+    begin = calls["start_ns"].to_numpy()
+    work = work_alone(recording.events)
+    launch = launches_of(recording.events, work.rows)
+    at = np.append(column(recording.events, "start_ns"), NONE)[launch]
+    place = np.searchsorted(begin, at, side="right") - 1
+    inside = (place != NONE) & (at < np.append(begin + calls["duration_ns"].to_numpy(), 0)[place])
+    if not inside.any():
+        return None
+    kernel = calls["kernel"].to_numpy()[place[inside]]
+    ns = (work.end - work.start)[inside]
+    return np.asarray(np.bincount(kernel, ns, len(record.kernels)), dtype=np.float64)
 
 
 def fused_ms(recording: Recording) -> Floats:

@@ -37,7 +37,7 @@ def ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     ],
 )
 def test_a_sum_of_rows(rows: int, columns: int, requested: int) -> None:
-    """The rest are a few bytes with which the blocks wait for each other."""
+    """The blocks also need a few bytes to wait for each other."""
     assert requested * 0.98 - 1 <= cuda_scratch_bytes("sum", (ones(rows, columns), [0])) <= requested
     assert cuda_scratch_bytes("sum", (ones(rows // 2, 2, columns), [-3, 1])) == cuda_scratch_bytes(
         "sum", (ones(rows // 2 * 2, columns), [0])

@@ -1,9 +1,10 @@
 """Estimate the scratch memory that CUDA kernels allocate in addition to their results. Fake kernels do not allocate it.
 
 The formulas restate how torch's kernels choose the sizes of their buffers (``Reduce.cuh``, and the workspaces of the
-backward passes of attention). They were compared with the bytes that torch 2.11 requested on an NVIDIA H200. Workspaces
-of cuBLAS and of cuDNN's convolutions are not included, the buffers in which flash attention splits the keys of a
-small batch in its forward pass, or the copies that memory-efficient attention makes of heads wider than 128.
+backward passes of attention). They were compared with the bytes that torch 2.11 requested on an NVIDIA H200. The
+following memory is not included: workspaces of cuBLAS and of cuDNN's convolutions, buffers for the forward pass of
+flash attention with a small batch, whose keys it splits, and the copies that memory-efficient attention makes of heads
+wider than 128.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ def cuda_scratch_bytes(op: str, args: Sequence[Any]) -> int:
 
 
 def _sum_of_rows(x: Tensor, dims: Any) -> int:
-    """Return the size of the buffer in which blocks combine their sums, if several of them share an output.
+    """Return the size of the buffer for the partial sums of blocks of threads, if several blocks share an output.
 
-    Every thread of these blocks has a place in the buffer, although one per block is used. The bias gradient of a
-    linear layer is such a sum.
+    The buffer has room for every thread of these blocks, although each block only writes one sum. The bias gradient of
+    a linear layer is such a sum.
     """
     reduced = sorted(dim % x.dim() for dim in dims or ())
     if not reduced or reduced != list(range(len(reduced))) or len(reduced) == x.dim() or not x.is_contiguous():
@@ -78,7 +79,7 @@ def _processors() -> tuple[int, int]:
 
 
 def _efficient_backward(_: Tensor, query: Tensor, *others: Any) -> int:
-    """Return the size of the tiles in which blocks add up the query's gradient, and of a sum per row, in float32."""
+    """Return the size of the tiles of the query's gradient that blocks add up, and of a sum per row, in float32."""
     batch, heads, length, width = query.shape
     tiles = math.ceil(length / _TILE) * math.ceil(width / _TILE)
     return int(batch * heads * (tiles * (4 * _TILE * _TILE + _LOCK) + 4 * length))
