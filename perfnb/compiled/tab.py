@@ -49,11 +49,9 @@ def compiled_verdict(summary: CompiledSummary) -> Verdict:
     whole, overhead = regions["ms"].sum(), fmt.known(regions["overhead_ms"].sum(min_count=1))
     if overhead is None or not whole:
         return Verdict("none", "The trace does not record which kernels compute which layers.")
-    part = f"{fmt.share(overhead / whole)} of the forward regions' time is spent outside kernels"
     if summary.on_gpu:  # the host only launches the kernels
-        return Verdict(
-            "good", f"No graph breaks: kernels take {fmt.duration(float(summary.kernels['ms'].sum()))} on the GPU."
-        )
+        return Verdict("none", f"No graph breaks: kernels take {fmt.duration(float(summary.kernels['ms'].sum()))}.")
+    part = f"{fmt.share(overhead / whole)} of the forward regions' time is spent outside kernels"
     if overhead > _MUCH * whole:
         return Verdict(
             "bad", f"{part}: their kernels are small.", "Larger batches or larger regions reduce this overhead."

@@ -68,7 +68,9 @@ def _kernels(recording: Recording, record: CompiledRecord) -> tuple[pd.DataFrame
         record.calls.groupby("kernel")["duration_ns"].agg(["size", "sum"]).reindex(range(len(kernels)), fill_value=0)
     )
     gpu_ns = _gpu_ns(recording, record)
-    ms = (times["sum"].to_numpy() if gpu_ns is None else gpu_ns) / 1e6 / steps
+    # Only kernels in C++ run on the host. What other kernels take there is the time of their launches.
+    on_host = gpu_ns is None or kernels["kernel"].str.startswith("cpp_").to_numpy()
+    ms = np.where(on_host, times["sum"].to_numpy(), gpu_ns if gpu_ns is not None else 0.0) / 1e6 / steps
     calls = times["size"].to_numpy() / steps
     order = np.argsort(-ms, kind="stable")
     names = recording.modules["name"].to_numpy(dtype=object)

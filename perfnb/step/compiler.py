@@ -65,8 +65,10 @@ AGAIN_NAMES: Mapping[str, tuple[str, ...]] = {
 _NUMBERED = re.compile(r"(?P<kernel>.+):(?P<order>[0-9]{1,9})")
 _EXTERN = ("extern_kernels.", "torch.ops.", "aten.")
 _FILE = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>[0-9]{1,9}), in .*\n *(?P<text>.*)$', re.MULTILINE)
-#: What the names of functions begin with that compiled code calls after a graph break.
+#: The start of the name of each function that compiled code calls after a graph break.
 _RESUMING = "__resume_at_"
+#: The guard of code that was compiled when there were no hooks for all modules.
+_HOOK_GUARD = re.compile(r"DICT_LENGTH: not \S*\._global_forward_(?:pre_)?hooks\b")
 #: The name that newer versions of torch use for a branch on a tensor's value.
 _BRANCH = "Data-dependent branching"
 _TORCH = str(Path(torch.__file__).parent)
@@ -322,26 +324,36 @@ def _is_in_place(module: nn.Module) -> bool:
     return vars(module).get(IN_PLACE) is not None
 
 
-def compiled_whole() -> list[tuple[nn.Module, nn.Module]]:
-    """Return the live modules that ``torch.compile`` created and compiled without graph breaks, with their originals.
+def recompiled_for_hooks() -> list[tuple[nn.Module, nn.Module | None]]:
+    """Return the live modules whose compiled code torch compiles again when a hook for all modules is added.
 
-    torch 2.11 compiles such a module again when a hook for all modules is added, if one of its submodules defines
-    ``__call__``, as the blocks of models from transformers do. torch 2.13 does not.
+    With torch 2.11, these are modules that ``torch.compile`` created, if one of their submodules defines ``__call__``,
+    as the blocks of models from transformers do. With torch 2.13, there are none. A module whose graph breaks is left
+    out, because only hooks see the layers that run between its graphs. The second element of each pair is the original
+    module, or ``None`` if its call is part of the compiled code.
     """
-    wrappers = modules_where(lambda module: wrapped_by_compiler(module) is not None)
-    pairs = ((wrapper, wrapped_by_compiler(wrapper)) for wrapper in wrappers)
-    return [(wrapper, model) for wrapper, model in pairs if model is not None and _is_whole(wrapper, model)]
+    found: list[tuple[nn.Module, nn.Module | None]] = []
+    for wrapper in modules_where(lambda module: wrapped_by_compiler(module) is not None):
+        original: Any = wrapped_by_compiler(wrapper)
+        called = getattr(vars(wrapper).get("forward"), "_torchdynamo_orig_callable", None)
+        outside = called == original.__call__
+        code = getattr(original.forward if outside else called, "__code__", None)
+        if code is not None and _is_whole_but_guarded(code):
+            found.append((wrapper, original if outside else None))
+    return found
 
 
-def _is_whole(wrapper: nn.Module, model: nn.Module) -> bool:
-    called = getattr(vars(wrapper).get("forward"), "_torchdynamo_orig_callable", None)
-    if called == model.__call__:
-        called = model.forward
-    code = getattr(called, "__code__", None)
-    if code is None:
-        return False
+def _is_whole_but_guarded(code: CodeType) -> bool:
+    """Check whether a function was compiled without graph breaks, and only for the case that there are no hooks."""
     entries = torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code)
-    return bool(entries) and not any(name.startswith(_RESUMING) for each in entries for name in each.code.co_names)
+    if not any(_HOOK_GUARD.search(str(entry.guard_manager)) for entry in entries):
+        return False
+    if any(name.startswith(_RESUMING) for entry in entries for name in entry.code.co_names):
+        return False
+    # Nothing is resumed after a break in the last line.
+    lines = {line for *_, line in code.co_lines() if line}
+    breaks = {} if missing_names(REPORTED_NAMES) else _breaks(importlib.import_module(_DYNAMO))
+    return not any((file, name) == (code.co_filename, code.co_name) and line in lines for file, name, line in breaks)
 
 
 def run_uncompiled(functions: Iterable[Callable[..., Any]]) -> None:

@@ -40,7 +40,7 @@ from torch.nn.modules.module import (
 )
 from torch.nn.parameter import is_lazy
 
-from perfnb.step.compiler import IN_PLACE, compiled_in_place, compiled_whole, run_uncompiled
+from perfnb.step.compiler import IN_PLACE, compiled_in_place, recompiled_for_hooks, run_uncompiled
 from perfnb.step.installed import Installed
 from perfnb.step.namespace import named_modules, names_of
 from perfnb.step.refusals import COMPILED_CHILD, is_compiled, is_compiled_in_place, wrapped_by_compiler
@@ -142,30 +142,33 @@ class LayerSpans(Installed):
             (_global_forward_hooks, behind.id),
             (_global_forward_hooks_always_called, behind.id),
         ]
+        stack.callback(self._hooks.clear)
         in_place = compiled_in_place()
         inside = [part for whole in in_place for part in whole.modules() if not _copies_itself(part)]
         for module in {id(module): module for module in (*in_place, *inside)}.values():
             self._span_around(module, vars(module), IN_PLACE, stack)
-        for wrapper, original in () if self._uncompiled else compiled_whole():
+        for wrapper, original in () if self._uncompiled else recompiled_for_hooks():
             self._span_around(original, vars(wrapper), "forward", stack)
 
-    def _span_around(self, module: nn.Module, own: dict[str, Any], name: str, stack: ExitStack) -> None:
-        """Make the attribute `name`, which calls a module, open a span and hide the hooks while the module is running.
+    def _span_around(self, module: nn.Module | None, own: dict[str, Any], name: str, stack: ExitStack) -> None:
+        """Make the function `name` in `own`, which calls a module, open a span and hide the hooks while it runs.
 
         Hooks are called neither in compiled code nor, if the module was compiled in place, in the uncompiled code at
-        its graph breaks. The compiler still sees the original call.
+        its graph breaks. The compiler still sees the original call. Without a module, only the hooks are hidden.
         """
         plain = own.get(name)
-        compiled: Any = module._call_impl if plain is None else plain
+        compiled: Any = module._call_impl if plain is None and module is not None else plain
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._open(module, args)
+            if module is not None:
+                self._open(module, args)
             output = None
             try:
                 with self._without_hooks():
                     output = compiled(*args, **kwargs)
             finally:
-                self._close(module, args, output)
+                if module is not None:
+                    self._close(module, args, output)
             return output
 
         call._torchdynamo_inline = getattr(compiled, "_torchdynamo_inline", compiled)  # type: ignore[attr-defined]
@@ -190,8 +193,9 @@ class LayerSpans(Installed):
         try:
             yield
         finally:
-            for hooks, key, hook in hidden:
-                hooks[key] = hook
+            if self._hooks:  # on another thread, the call may end after the hooks were removed
+                for hooks, key, hook in hidden:
+                    hooks[key] = hook
 
     def call(self, module: nn.Module, argument: Any) -> Any:
         """Call a module inside a span, without running any other hooks."""

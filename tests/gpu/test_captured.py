@@ -6,12 +6,14 @@ compiled for profiling). The tables that perfnb computes were left out, and path
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 import perfnb
+from perfnb.compiled.tables import compiled_kernel_table
 from perfnb.trace_names import DEVICE_WORK
 
 CAPTURED = Path(__file__).parents[1] / "captured"
@@ -62,5 +64,18 @@ def test_kernels_of_compiled_code_have_their_layers_and_their_time_on_the_gpu() 
     assert kernels["ms"].sum() == pytest.approx(0.09585, rel=1e-3)
     assert kernels["bytes_per_s"].max() < 4.2e12  # of a large copy
     words = " ".join(str(p).split())
-    assert "No graph breaks: kernels take 95.8 µs on the GPU." in words
+    assert "No graph breaks: kernels take 95.8 µs." in words
     assert "kernels 95.8 µs (per traced step, forward and backward, on the GPU)" in words
+
+
+def test_kernels_of_compiled_code_that_run_on_the_host_keep_their_time_there() -> None:
+    recording = captured("compiled_mlp")._recording
+    record = recording.compiled
+    assert record is not None
+    place = int(record.calls["kernel"].iloc[0])
+    names = record.kernels["kernel"].mask(record.kernels.index == place, "cpp_fused_add_0")
+    mixed = replace(recording, compiled=replace(record, kernels=record.kernels.assign(kernel=names)))
+    kernels = compiled_kernel_table(mixed).set_index("kernel")
+    own = record.calls.loc[record.calls["kernel"] == place, "duration_ns"].sum() / 3e6
+    assert kernels.loc["cpp_fused_add_0", "ms"] == pytest.approx(own)
+    assert kernels["ms"].drop("cpp_fused_add_0").sum() < 0.1

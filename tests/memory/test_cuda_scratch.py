@@ -48,6 +48,7 @@ def test_a_sum_of_rows(rows: int, columns: int, requested: int) -> None:
 def test_other_sums_need_no_buffer_worth_counting(args: tuple[object, ...]) -> None:
     assert cuda_scratch_bytes("sum", (ones(2048, 768), *args)) == 0
     assert cuda_scratch_bytes("sum", (ones(768, 2048).t(), [0])) == 0
+    assert cuda_scratch_bytes("sum", (ones(), *args)) == 0
     assert cuda_scratch_bytes("relu", (ones(2048, 768),)) == 0
 
 

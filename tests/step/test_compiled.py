@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import re
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import perfnb
 from perfnb.errors import CaptureError
 from perfnb.step import compiler
+from perfnb.step.layers import LayerSpans
 from perfnb.step.memory import storages
 from tests.step.models import three_linears, training_step
 from tests.step.timed import traced_ms
@@ -583,8 +586,10 @@ def test_graphs_that_differ_only_in_the_names_of_their_modules_are_not_taken_for
 
 
 @pytest.mark.slow
-def test_a_model_compiled_as_a_whole_runs_without_the_hooks_and_one_with_a_graph_break_with_them() -> None:
-    """Some versions of torch would compile the first one again, and layers between two graphs are seen by hooks."""
+def test_a_model_runs_without_hooks_if_they_would_make_torch_compile_it_again_and_no_graph_breaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The tested torch compiles no model again for hooks, so every guard is taken for such a one."""
     from torch.nn.modules.module import _global_forward_hooks
 
     seen: list[int] = []
@@ -598,17 +603,27 @@ def test_a_model_compiled_as_a_whole_runs_without_the_hooks_and_one_with_a_graph
         return run
 
     class Breaks(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self, last: bool) -> None:
             super().__init__()
-            self.first, self.between, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+            self.first, self.between, self.last = nn.Linear(8, 8), nn.Linear(8, 8), last
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.last(self.uncompiled(self.first(x)))
-            return result
+            if self.last:
+                return self.uncompiled(self.first(x))
+            return self.uncompiled(self.first(x)).relu()
 
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def uncompiled(self, x: torch.Tensor) -> torch.Tensor:
             result: torch.Tensor = self.between(x)
+            return result
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.first(x)
             return result
 
     def profiled(model: nn.Module) -> perfnb.Profile:
@@ -622,12 +637,28 @@ def test_a_model_compiled_as_a_whole_runs_without_the_hooks_and_one_with_a_graph
         assert p.layers.loc["compiled", "calls"] == 1
         return p
 
-    p = profiled(three_linears())
-    assert set(seen) == {0}
-    assert p.layers.loc["compiled.0", "forward_flops"] > 0  # counted in a step without compiled code
-    p = profiled(Breaks())
-    assert set(seen) == {0, 1}
-    assert p.layers.loc["compiled.between", "calls"] == 1
+    if torch.__version__ >= "2.13":
+        profiled(three_linears())
+        assert set(seen) == {0, 1}
+    monkeypatch.setattr(compiler, "_HOOK_GUARD", re.compile("GuardManager"))
+    for whole, first in ((three_linears(), "compiled.0"), (Whole(), "compiled.first")):
+        p = profiled(whole)
+        assert set(seen) == {0}
+        assert p.layers.loc[first, "forward_flops"] > 0  # counted in a step without compiled code
+    for last in (False, True):
+        p = profiled(Breaks(last))
+        assert set(seen) == {0, 1}
+        assert p.layers.loc["compiled.between", "calls"] == 1
+
+
+def test_hooks_that_were_removed_while_a_compiled_model_ran_stay_removed() -> None:
+    from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
+
+    spans = LayerSpans()
+    with ExitStack() as stack, spans:
+        stack.enter_context(spans._without_hooks())
+    assert not _global_forward_hooks
+    assert not _global_forward_pre_hooks
 
 
 def test_the_line_of_an_operation_is_the_users_even_if_torch_was_called_through_a_mode() -> None:

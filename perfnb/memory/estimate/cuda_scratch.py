@@ -32,9 +32,9 @@ def cuda_scratch_bytes(op: str, args: Sequence[Any]) -> int:
 
     `op` is the name of the op without the namespace, such as ``sum``.
     """
-    if op == "sum" and len(args) > 1:
+    if op == "sum" and len(args) > 1 and args[0].dim() and not args[0].is_nested:
         return _sum_of_rows(args[0], args[1])
-    if op in _ATTENTION:
+    if op in _ATTENTION and args[1].dim() == 4:
         return _ATTENTION[op](*args[:5])
     return 0
 
