@@ -135,11 +135,11 @@ class Profile(Documented):
         """The kernels of compiled code per traced step, sorted by time.
 
         The table is empty if the layers of the kernels are not known. ``layers`` lists the layers whose operations the
-        kernel computes, sorted by their share of its time. ``ms`` is the time on the GPU if the kernels run there, and
-        on the host otherwise. ``ops`` and ``source`` list these operations and the lines of your code that they come
-        from. ``bytes`` is the number of bytes that one call reads or writes, and ``flops`` is the number of FLOPs. Both
-        are derived from the shapes in the graph. ``bytes_per_s`` is the resulting bandwidth. ``graph`` is the number of
-        the graph within the step.
+        kernel computes, sorted by their share of its time. ``ms`` is the time on the GPU or, for kernels in C++, on the
+        host. ``ops`` and ``source`` list these operations and the lines of your code that they come from. ``bytes`` is
+        the number of bytes that one call reads or writes, and ``flops`` is the number of FLOPs. Both are derived from
+        the shapes in the graph. ``bytes_per_s`` is the resulting bandwidth. ``graph`` is the number of the graph within
+        the step.
         """
         self._require_trace()
         return compiled_kernel_table(self._recording)

@@ -21,8 +21,8 @@ _FEW_STEPS = 60
 _AHEAD = 10
 #: A lever is tried only if the work before it took at most this many times as long as planned.
 _LATE = 1.1
-#: How many times as long as a plain compilation autotuning takes. For four small attention blocks on an NVIDIA H200, it
-#: was not done after 20 times as long.
+#: Autotuning is assumed to take this many times as long as a plain compilation. For four small attention blocks on an
+#: NVIDIA H200, it takes even longer.
 _AUTOTUNING = 20
 #: The margin of the recommended budget, and the number of additional steps before the first lever if there is time.
 _ROOM, _MORE = 1.2, 10
