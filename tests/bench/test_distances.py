@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -11,10 +12,11 @@ import pandas as pd
 import pytest
 import torch
 
-from perfnb.bench.distances import errors_between, worst_difference
+from perfnb.bench.distances import differ, errors_between, worst_difference
 from perfnb.bench.values import DIFFERENT, NOISE, judge_values
 
 ONE = torch.tensor([1.0, 2.0, 4.0])
+ZERO = torch.zeros(3)
 MASKED = torch.tensor([-torch.inf, 2.0, 4.0])
 
 
@@ -172,3 +174,65 @@ def test_distances_from_the_truth_are_relative_to_its_length() -> None:
     assert worst_difference(ONE, near).relative == pytest.approx(2e-4 / 4, rel=1e-2)
     assert errors.worst == pytest.approx(2e-4 / 21**0.5, rel=1e-2)
     assert judge_values(errors).verdict == NOISE
+
+
+def test_what_was_lost_on_the_way_is_named() -> None:
+    own = {"a": ONE, "b": ONE, "c": ONE, "d": ZERO, "e": None, "f": ONE * math.inf}
+    found = {"a": ONE * math.nan, "b": ZERO, "c": None, "d": ZERO, "e": None, "f": ONE * math.inf}
+    truth = {name: None if value is None else value.double() for name, value in own.items()}
+
+    errors = errors_between(own, found, truth, random=True)
+
+    assert errors.not_finite == ("a",)
+    # b and a have no number above 0 left, and c is missing; f has no finite number that could vanish.
+    assert errors.vanished == ("a", "b", "c")
+    assert errors.other["b"] == 1.0
+    assert errors.other["c"] == errors.other["a"] == math.inf
+    assert errors.own == dict.fromkeys(own, 0.0)
+    assert (errors.other["d"], errors.other["e"], errors.other["f"]) == (0.0, 0.0, 0.0)
+    assert errors.random
+    assert not errors.equal
+
+
+def test_a_result_without_a_true_value_is_infinitely_far_from_it() -> None:
+    errors = errors_between({"a": ONE, "b": None}, {"a": ONE, "b": None}, {"b": ONE.double()})
+
+    assert errors.equal
+    assert errors.own == errors.other == {"a": math.inf, "b": math.inf}
+
+
+def test_numbers_a_thousand_times_smaller_than_their_kind_may_be_noise() -> None:
+    def error(name: str) -> float:
+        own = {"grad.large": ONE * 1000, "grad.small": ZERO, "loss.small": ZERO}
+        truth = {key: value.double() for key, value in own.items()}
+        found = own | {name: ONE * 1e-2}
+        return errors_between(own, found, truth, kind_of=lambda key: key.partition(".")[0]).other[name]
+
+    assert error("grad.small") == pytest.approx(1e-2)  # relative to a thousandth of 1,000 times the size of ONE
+    assert error("loss.small") == math.inf
+
+
+@pytest.mark.parametrize(("least", "vanished"), [(1e-5, ()), (1e-2, ("small",))])
+def test_noise_may_vanish(least: float, vanished: tuple[str, ...]) -> None:
+    own = {"large": ONE * 1000, "small": ONE * least}
+    truth = {name: value.double() for name, value in own.items()}
+
+    assert errors_between(own, own | {"small": ZERO}, truth, kind_of=lambda _: "grad").vanished == vanished
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "differs"),
+    [
+        ({"x": ONE}, {"x": ONE.clone()}, False),
+        ({"x": ONE * math.nan}, {"x": ONE * math.nan}, False),
+        ({"x": None}, {"x": None}, False),
+        ({}, {}, False),
+        ({"x": ONE}, {"x": ONE + 1e-6}, True),
+        ({"x": ONE}, {"x": None}, True),
+        ({"x": None}, {"x": ONE}, True),
+        ({"x": ONE}, {"x": ONE, "y": None}, True),
+        ({"x": ONE, "y": ONE}, {"x": ONE, "y": ZERO}, True),
+    ],
+)
+def test_results_differ_in_a_bit_or_a_name(a: Any, b: Any, differs: bool) -> None:
+    assert differ(a, b) == differs

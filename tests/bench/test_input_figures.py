@@ -178,3 +178,62 @@ def test_where_nothing_can_load_meanwhile_no_overlap_is_seen() -> None:
 
     assert (alone.overlap, alone.overlap_bounds, alone.hindered) == (0.0, (0.0, 0.0), False)
     assert "Loader and model run in sequence" in input_bound_text(alone)
+
+
+def exactly(*, parallel: bool = True, rounds: int = 8, **ms: float) -> InputBound:
+    """Return rounds that are all alike."""
+    return InputBound({kind: (ms.get(kind, 1.0),) * rounds for kind in KINDS}, 4, 99, parallel=parallel)
+
+
+def test_figures_of_rounds_that_are_all_alike() -> None:
+    figures = exactly(together=25.0, loader=21.0, model=11.0, rest=1.0)
+
+    assert (figures.saved_ms, figures.saved_ci_ms, figures.saved_share) == (14.0, (14.0, 14.0), 0.56)
+    assert figures.saved_by_model.estimate == 4.0
+    assert figures.overlap == pytest.approx((31 - 25) / 10)
+    assert figures.overlap_bounds == pytest.approx((0.6, 0.6))
+    assert figures.rounds.shape == (8, 5)
+    alone = exactly(together=25.0, loader=21.0, model=11.0, rest=1.0, parallel=False)
+    assert (alone.overlap, alone.overlap_bounds) == (0.0, (0.0, 0.0))
+    few = exactly(together=25.0, loader=21.0, model=11.0, rest=1.0, rounds=5)
+    assert (few.saved_ms, few.saved_ci_ms, few.overlap_bounds) == (14.0, None, None)
+
+
+@pytest.mark.parametrize(("model", "known"), [(2.0, False), (2.5, True)])
+def test_overlap_is_unknown_where_the_shorter_one_is_below_a_twentieth_of_the_step(model: float, known: bool) -> None:
+    figures = exactly(together=20.0, loader=19.0, model=model, rest=1.0)
+
+    assert (figures.overlap is not None) == known
+    assert (figures.overlap_bounds is not None) == known
+
+
+@pytest.mark.parametrize(
+    ("together", "parallel", "hindered"),
+    [(40.0, True, False), (42.0, True, False), (43.0, True, True), (43.0, False, False)],
+)
+def test_loader_and_model_hinder_each_other_if_they_take_longer_than_in_sequence(
+    together: float, parallel: bool, hindered: bool
+) -> None:
+    assert exactly(together=together, loader=21.0, model=20.0, rest=1.0, parallel=parallel).hindered == hindered
+
+
+@pytest.mark.parametrize(("rest", "mostly"), [(89.0, False), (90.0, True), (91.0, True)])
+def test_a_step_is_mostly_rest_from_nine_tenths_on(rest: float, mostly: bool) -> None:
+    assert exactly(together=100.0, loader=95.0, model=95.0, rest=rest).mostly_rest == mostly
+
+
+@pytest.mark.parametrize(
+    ("loader", "model", "verdict"),
+    [
+        (80.0, 60.0, "input-bound"),  # a perfect loader saves 40, a model without cost 20
+        (79.0, 60.0, "balanced"),
+        (60.0, 79.0, "balanced"),
+        (60.0, 80.0, "compute-bound"),
+        (100.0, 94.0, "input-bound"),  # saves 6 and 0
+        (100.0, 95.0, "input-bound"),  # saves 5, which is enough
+        (100.0, 96.0, "balanced"),  # saves 4, which is too little
+        (95.0, 100.0, "compute-bound"),
+    ],
+)
+def test_the_larger_saving_decides_if_it_is_twice_the_other(loader: float, model: float, verdict: str) -> None:
+    assert exactly(together=100.0, loader=loader, model=model, rest=1.0).verdict == verdict

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from perfnb.bench.input_figures import KINDS
 from perfnb.bench.input_trial import InputTrial
@@ -92,3 +95,70 @@ def test_each_kind_of_block_runs_what_it_says() -> None:
             seen[kind] = taken[0] - before[0], called[0] - before[1]
     assert seen == {"together": (3, 3), "loader": (3, 3), "model": (0, 3), "rest": (0, 3), "iteration": (3, 0)}
     assert trial.conditions.step == called[0]
+
+
+class Told:
+    """Batches of a loader that tells the number of its workers."""
+
+    def __init__(self, workers: Any) -> None:
+        self.num_workers = workers
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter([torch.ones(2, 4)])
+
+
+def loading(workers: int) -> DataLoader[Tensor]:
+    """Return a loader whose workers never start. torch warns where they are more than the machine has cores."""
+    loader: DataLoader[Tensor] = DataLoader([torch.ones(4)])  # type: ignore[arg-type]
+    loader.num_workers = workers
+    return loader
+
+
+def through_a_function(loader: DataLoader[Tensor]) -> Callable[[], Iterator[Tensor]]:
+    return lambda: iter(loader)
+
+
+@pytest.mark.parametrize(
+    ("batches", "workers"),
+    [
+        (Told(3), 3),
+        (Told(True), 0),  # a setting of the same name
+        (Told("3"), 0),
+        (Told(None), 0),
+        (Told(2.5), 0),
+        ([torch.ones(2, 4)], 0),
+        (loading(0), 0),
+        (loading(2), 2),
+        ((loading(1), loading(4), loading(2)), 4),
+        (through_a_function(loading(2)), 2),
+    ],
+)
+def test_workers_are_those_that_a_loader_tells_of_itself(batches: Any, workers: int) -> None:
+    model = Slow(0)
+
+    assert InputTrial(model, batches, [model], {}).workers == workers
+
+
+def endless() -> Iterator[Tensor]:
+    while True:
+        yield torch.ones(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("batches", "parallel"),
+    [
+        (lambda: [torch.ones(2, 4)], False),
+        (lambda: (torch.ones(2, 4),), False),
+        (lambda: loading(0), False),
+        (lambda: Told(1), True),
+        (endless, True),  # nobody knows what it does
+    ],
+)
+def test_lists_and_loaders_without_workers_load_nothing_while_the_model_runs(
+    batches: Callable[[], Any], parallel: bool
+) -> None:
+    model = Slow(0)
+
+    with InputTrial(model, batches(), [model], {}) as trial:
+        trial.learn()
+        assert trial.parallel == parallel

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import perfnb
-from perfnb.inference.energy import NO_GPU, joules_between
+from perfnb.errors import CaptureError
+from perfnb.inference.energy import NO_GPU, energy_meter, joules_between
 from perfnb.inference.latency import HighestRate, OpenRun
 from tests.fake_clock import FakeClock
 from tests.inference.latency_samples import back_to_back, fake
@@ -73,3 +77,83 @@ def test_energy_is_that_of_the_gpus_in_use_between_two_instants() -> None:
     assert "gpu0 has no energy counter" in str(joules_between(unread, 0, 3))
     reset = {"gpu0": gpus["gpu0"] | {"energy_j": np.array([0.0, 100, 3, 5, 7])}}
     assert "was reset" in str(joules_between(reset, 0, 3))
+
+
+#: A GPU that uses 100 W and is used by torch after 3 s.
+EVEN = readings(t_s=[0, 1, 2, 3, 4], energy_j=[7, 107, 207, 307, 407], torch_allocated_bytes=[0, 0, 0, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "joules"),
+    [
+        (1.0, 2.0, 100.0),
+        (1.0, 1.99, "an energy counter needs a run of at least 1 s"),
+        (1.0625, 2.0625, 100.0),  # the readings at 1 and 2 s are near enough
+        (1.2, 2.2, "gpu0 has no energy counter, or it could not be read"),
+        (1.05, 2.85, "gpu0 has no energy counter, or it could not be read"),
+        (0.5, 3.25, 275.0),
+    ],
+)
+def test_energy_is_known_where_two_readings_are_near_the_run(start: float, end: float, joules: float | str) -> None:
+    unread = EVEN | readings(energy_j=[7, 107, np.nan, 307, 407]) if end == 2.85 else EVEN
+
+    found = joules_between({"gpu0": unread}, start, end)
+
+    assert found == (joules if isinstance(joules, str) else pytest.approx(joules))
+
+
+def test_a_gpu_without_memory_of_torch_is_not_counted_and_one_at_rest_is() -> None:
+    of_others = {name: values for name, values in EVEN.items() if name != "torch_allocated_bytes"}
+    at_rest = EVEN | readings(energy_j=[5, 5, 5, 5, 5])
+
+    assert joules_between({"gpu0": of_others, "gpu1": EVEN | readings(torch_allocated_bytes=[0] * 5)}, 0, 2) == NO_GPU
+    assert joules_between({"gpu0": of_others, "gpu1": EVEN}, 0, 2) == pytest.approx(200)
+    assert joules_between({"gpu0": at_rest}, 0, 2) == 0.0
+
+
+class Watching:
+    """Readings that began 5 s after the clock's zero."""
+
+    zero_ns = 5 * 10**9
+    stopped = 0
+
+    def __init__(self, interval_s: float) -> None:
+        assert interval_s > 0
+
+    def columns(self) -> dict[str, Any]:
+        return {"gpu0": EVEN}
+
+    def stop(self) -> None:
+        type(self).stopped += 1
+
+
+def with_gpu(monkeypatch: pytest.MonkeyPatch, watcher: Any, used: bool = True) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
+    monkeypatch.setattr("perfnb.inference.energy.Watcher", watcher)
+
+
+def test_instants_of_the_clock_are_found_among_the_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Watching, "stopped", 0)
+    with_gpu(monkeypatch, Watching)
+
+    with energy_meter() as meter:
+        assert meter(6_000_000_000, 8_500_000_000) == pytest.approx(250)  # from 1 to 3.5 s of the readings
+        assert Watching.stopped == 0
+    assert Watching.stopped == 1
+
+
+def test_energy_is_unknown_without_a_gpu_in_use_or_a_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: float) -> None:
+        raise CaptureError("the sampler did not start")
+
+    with_gpu(monkeypatch, fails)
+    with energy_meter() as meter:
+        assert meter(0, 2 * 10**9) == "the sampler did not start"
+    with_gpu(monkeypatch, fails, used=False)
+    with energy_meter() as meter:
+        assert meter(0, 2 * 10**9) == NO_GPU
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with energy_meter() as meter:
+        assert meter(0, 2 * 10**9) == NO_GPU

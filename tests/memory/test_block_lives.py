@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfnb.memory.allocations import AFTER, BEFORE, paired
+from perfnb.memory.allocations import AFTER, BEFORE, _step_at, _text, paired
 
 
 def changes_of(*rows: tuple[int, int, int, str]) -> pd.DataFrame:
@@ -82,3 +82,17 @@ def test_blocks_end_with_their_free_or_where_the_next_begins() -> None:
         7: (15, AFTER, 1),
     }
     assert paired(changes_of()).empty
+
+
+def test_a_block_is_made_in_the_step_that_contains_its_time_with_both_ends() -> None:
+    starts, ends = np.array([10, 30]), np.array([20, 40])
+    times = np.array([9, 10, 15, 20, 21, 29, 30, 40, 41])
+
+    assert _step_at(times, starts, ends).tolist() == [-1, 0, 0, 0, -1, -1, 1, 1, -1]
+
+
+def test_a_text_is_missing_where_it_is_empty_or_has_no_place() -> None:
+    found = _text(pd.Series(["a", "", "c"]), np.array([2, 1, -1, 0]))
+
+    assert found.isna().tolist() == [False, True, True, False]
+    assert found.dropna().tolist() == ["c", "a"]

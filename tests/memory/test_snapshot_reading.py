@@ -91,6 +91,28 @@ def test_a_list_of_segments_is_a_snapshot_too() -> None:
     assert len(columns.events) == 0
 
 
+@pytest.mark.parametrize(
+    ("given", "pool"),
+    [
+        ((0, 7), "0, 7"),
+        ([1, 2], "1, 2"),
+        ((0, 2**64 - 1), f"0, {2**64 - 1}"),
+        ((0, 2**64), None),  # more than the 64 bits of a number of a pool
+        ((-(2**64), 0), None),
+        ((1,), None),
+        ((1, 2, 3), None),
+        ((1, "2"), None),
+        ((1, True), None),
+        ("12", None),
+        (None, None),
+    ],
+)
+def test_a_pool_has_two_numbers(given: Any, pool: str | None) -> None:
+    columns = decode(dumped(snapshot([segment(ADDRESS, []) | {"segment_pool_id": given}])))
+
+    assert columns.segments["pool"].astype(object).where(columns.segments["pool"].notna(), None).tolist() == [pool]
+
+
 def without(name: str, row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key != name}
 

@@ -24,7 +24,7 @@ from perfnb.models.architecture_tables import (
     kinds_of_layers,
     time_by_kind,
 )
-from perfnb.models.architectures import _with_batches
+from perfnb.models.architectures import _batch_words, _with_batches
 from perfnb.recording.schema import SPECIAL_ROWS, conform
 from tests import summaries
 
@@ -120,6 +120,12 @@ def test_a_model_may_have_a_batch_of_its_own() -> None:
         (lambda: perfnb.compare_architectures({"a": 3}, X), TypeError, "must be a torch module, not int"),  # type: ignore[dict-item]
         (lambda: perfnb.compare_architectures({"a": mlp()}), ValueError, "has no batch"),
         (lambda: perfnb.compare_architectures({"a": mlp()}, X, loss="mse"), TypeError, "loss must be a function"),  # type: ignore[arg-type]
+        (lambda: perfnb.compare_architectures({"a": mlp()}, X, budget_s=0), ValueError, "budget_s must be"),
+        (
+            lambda: perfnb.compare_architectures({"a": mlp()}, X, training="no"),  # type: ignore[arg-type]
+            TypeError,
+            "training must be True or False",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(call: Callable[[], Any], error: type[Exception], words: str) -> None:
@@ -271,3 +277,8 @@ def test_shares_by_kind_and_by_phase_are_of_the_median_step() -> None:
     sums = table.groupby("by")[["ms", "share"]].sum()
     assert sums["share"].to_dict() == {"kind": pytest.approx(1.0), "phase": pytest.approx(1.0)}
     assert sums["ms"].to_dict() == {"kind": pytest.approx(12.0), "phase": pytest.approx(12.0)}
+
+
+def test_a_batch_is_described_by_its_shapes() -> None:
+    assert _batch_words((X, Y, torch.tensor(3))) == "16 × 1 × 8 × 8, 16, 1"
+    assert _batch_words(None) == _batch_words("words") == "each model's own"
