@@ -10,6 +10,7 @@ import pytest
 from perfnb.draw import as_html, bars, svg, tables
 from perfnb.draw.as_html import section_html
 from perfnb.draw.as_text import document_text, scale_of, section_text
+from perfnb.draw.boxes import Box, boxes_svg
 from perfnb.draw.document import (
     Axis,
     Bar,
@@ -533,3 +534,40 @@ def test_a_verdict_has_its_reasons_below_it() -> None:
     ]
     plain = document_text(Document("profile", verdict=Verdict("good", "It waits.", next="Use workers.")))
     assert plain.splitlines()[1:] == ["It waits.", "Next  Use workers."]
+
+
+@pytest.mark.parametrize(
+    ("width", "name", "shown"),
+    [
+        (29.2, "abcdefgh", "ab…h"),
+        (29.1, "abcdefgh", None),
+        (23.4, "abc", "abc"),
+        (23.3, "abc", None),
+        (200.0, "", ""),
+        (10.0, "", None),
+    ],
+)
+def test_a_box_has_its_name_if_there_is_room(width: float, name: str, shown: str | None) -> None:
+    html = boxes_svg([Box(1.0, 30.0, width, "#ffffff", name)])
+    found = re.findall(r'<text x="4.0" y="40.5">([^<]*)</text>', html)
+    assert found == ([] if shown is None else [shown])
+
+
+def test_boxes_of_a_colour_are_one_path_with_readable_names() -> None:
+    boxes = [Box(0, 0, 50.6, "#ffffff", "a"), Box(60, 15, 0.5, "#000000", "b"), Box(70, 0, 50.6, "#ffffff", "c")]
+    html = boxes_svg([*boxes, Box(0, 30, 50.6, "#000000", "d")])
+    assert re.findall(r'<path d="([^"]*)" fill="([^"]*)"/>', html) == [
+        ("M0.0 0h50.0v14h-50.0zM70.0 0h50.0v14h-50.0z", "#ffffff"),
+        ("M60.0 15h0.4v14h-0.4zM0.0 30h50.0v14h-50.0z", "#000000"),
+    ]
+    assert re.findall(r'fill="(#\w+)">((?:<text[^>]*>\w</text>)+)', html) == [
+        ("#000", '<text x="3.0" y="10.5">a</text><text x="73.0" y="10.5">c</text>'),
+        ("#fff", '<text x="3.0" y="40.5">d</text>'),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("colour", "ink"), [("#ff0000", "#fff"), ("#00ff00", "#000"), ("#0000ff", "#fff"), ("#ff4000", "#fff")]
+)
+def test_names_contrast_with_their_boxes(colour: str, ink: str) -> None:
+    assert f'fill="{ink}">' in boxes_svg([Box(0, 0, 50, colour, "a")])
