@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from perfnb.findings.doubts import disagree, doubt_of, held_up, too_few_steps
-from perfnb.findings.facts import Facts
+from perfnb.findings.facts import Facts, facts_of
 from perfnb.findings.finding import Finding
 from perfnb.findings.verdict import _bound_by, _of_finding, _without_finding
 
@@ -323,3 +323,80 @@ def test_a_verdict_says_of_which_step_its_bound_is_a_share() -> None:
     assert said(bound_ms=None) == ""
     unknown = _of_finding(made(), [finding(bound_ms=None)], 0)
     assert (unknown.why, unknown.next, unknown.finding) == ("It is.", "Do it.", 0)
+
+
+def derived(
+    cells_ms: dict[str, float],
+    traced_ms: tuple[float, ...] = (10.0, 10.0),
+    timed_ms: tuple[float, ...] = (),
+    waits_ms: tuple[float | None, ...] = (),
+    meta: dict[str, Any] | None = None,
+) -> Facts:
+    """Return the facts of two traced steps, whose parts take these times in sum, and of timed steps."""
+    steps = pd.DataFrame(
+        {
+            "pass": ["timed"] * len(timed_ms) + ["traced"] * len(traced_ms),
+            "wall_ms": [*timed_ms, *traced_ms],
+            "data_ms": pd.Series([*(waits_ms or (0.0,) * len(timed_ms)), *(None for _ in traced_ms)], dtype="Float64"),
+        }
+    )
+    count = len(cells_ms)
+    cells = pd.DataFrame(
+        {"phase": list(cells_ms), "corrected_ns": [ms * 1e6 for ms in cells_ms.values()], "kernels": 0}
+    )
+    cells["step"] = 0
+    blocks = pd.DataFrame({"start": range(count), "kind": 0})
+    host = SimpleNamespace(blocks=blocks, forest=SimpleNamespace(depth=np.zeros(count)))
+    recording: Any = SimpleNamespace(steps=steps, meta=meta or {}, is_from_trace=not timed_ms)
+    attribution: Any = SimpleNamespace(cells=cells, host=host, steps=len(traced_ms))
+    figures: Any = None
+    return facts_of(recording, attribution, figures)
+
+
+@pytest.mark.parametrize(
+    ("cells_ms", "span_ms", "step_ms", "scale"),
+    [
+        ({"forward": 30.0, "backward": 10.0}, None, 10.0, 0.5),
+        ({"forward": 20.0}, None, 10.0, 1.0),
+        ({"forward": 10.0}, None, 10.0, 1.0),  # parts are never scaled up to the whole
+        ({"forward": 0.0}, None, 10.0, 1.0),
+        ({"forward": 20.0}, 9.0, 10.0, 1.0),
+        ({"forward": 20.0}, 12.0, 12.0, 1.0),
+    ],
+)
+def test_a_step_of_a_trace_takes_its_mean_or_the_time_of_the_gpu(
+    cells_ms: dict[str, float], span_ms: float | None, step_ms: float, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = None if span_ms is None else SimpleNamespace(span_ms=span_ms)
+    monkeypatch.setattr("perfnb.findings.facts.gpu_facts", lambda *_: gpu)
+    known = derived(cells_ms, traced_ms=(8.0, 12.0))
+    assert (known.step_ms, known.scale, known.gpu, known.live) == (step_ms, scale, gpu, False)
+
+
+def test_a_timed_step_takes_its_own_median_and_the_mean_of_its_waits() -> None:
+    known = derived({"forward": 8.0}, timed_ms=(10.0, 12.0, 20.0), waits_ms=(None, 3.0, 30.0))
+    assert known.waits_ms.tolist() == [0.0, 3.0, 20.0]  # never longer than the step
+    assert known.step_ms == 9.0 + 23.0 / 3
+    assert known.scale == 9.0 / 4.0  # 4 ms in each of two traced steps
+    assert known.live
+
+
+@pytest.mark.parametrize(("waits_ms", "scale"), [((1.0, 0.0), 9.5 / 8.0), ((0.0, 0.0), 1.0)])
+def test_a_wait_that_was_timed_apart_is_not_scaled(waits_ms: tuple[float, ...], scale: float) -> None:
+    known = derived({"forward": 16.0, "data": 4.0}, timed_ms=(10.0, 10.0), waits_ms=waits_ms)
+    assert known.scale == scale
+
+
+@pytest.mark.parametrize("cells_ms", [{"forward": 0.0}, {"data": 4.0}])
+def test_a_step_without_other_parts_is_not_scaled(cells_ms: dict[str, float]) -> None:
+    assert derived(cells_ms, timed_ms=(10.0, 10.0), waits_ms=(5.0, 5.0)).scale == 1.0
+    assert derived({"forward": 4.0}, timed_ms=(10.0, 10.0), waits_ms=(10.0, 10.0)).scale == 1.0
+
+
+def test_pauses_count_in_the_step_that_they_interrupt() -> None:
+    pauses = [[0, 1.0], [0, 2.0], [1, 6.0], [2, 5.0], [3, 1.0], [4, 9.0], [-1, 9.0]]
+    meta = {"noise": {"gc_pauses": pauses}, "compilations": [[3, "f", "a.py:1", "", 2.0], [7, "f", "a.py:1", "", 2.0]]}
+    known = derived({"forward": 4.0}, timed_ms=(10.0,) * 4, waits_ms=(0.0, 5.0, 5.0, 0.0), meta=meta)
+    assert known.pauses_ms.tolist() == [3.0, 0.0, 5.0, 0.0]
+    # The steps' own work takes 7, 5, 0 and 10 ms.
+    assert known.step_ms == 6.0 + 10.0 / 4 + 8.0 / 4
