@@ -132,3 +132,10 @@ def test_only_figures_do_not_break_in_html(text, kept):
 def test_up_to_three_marks_belong_to_a_character():
     assert escape.plain("q\u0301\u0302\u0303") == "q\u0301\u0302\u0303"
     assert escape.plain("q\u0301\u0302\u0303\u0304a\u0301") == "q\u0301\u0302\u0303\\u0304\u00e1"
+
+
+@pytest.mark.parametrize(
+    ("char", "shown"), [("\x9f", r"\x9f"), ("\u200b", r"\u200b"), ("\ue000", r"\ue000"), ("\U000f0000", r"\U000f0000")]
+)
+def test_a_character_is_spelled_out_as_python_does(char, shown):
+    assert escape.plain(f"a{char}b") == f"a{shown}b"
