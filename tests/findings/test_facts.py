@@ -12,6 +12,8 @@ import pytest
 from perfnb.findings.doubts import disagree, doubt_of, held_up, too_few_steps
 from perfnb.findings.facts import Facts, facts_of
 from perfnb.findings.finding import Finding
+from perfnb.findings.gpu_facts import Doing
+from perfnb.findings.rules import host
 from perfnb.findings.verdict import _bound_by, _of_finding, _without_finding
 
 PHASES = ("data", "host_to_device", "forward", "loss", "backward", "optimizer", "communication", "other")
@@ -400,3 +402,116 @@ def test_pauses_count_in_the_step_that_they_interrupt() -> None:
     assert known.pauses_ms.tolist() == [3.0, 0.0, 5.0, 0.0]
     # The steps' own work takes 7, 5, 0 and 10 ms.
     assert known.step_ms == 6.0 + 10.0 / 4 + 8.0 / 4
+
+
+def gpu_of(**changes: Any) -> Any:
+    """Return a GPU that was idle for 4 ms of a step, all of it while the host did other things."""
+    causes = ("launches", "host", "dependency", "awaited", "other", "unknown", "data", "copies")
+    doing = Doing({"calls": 0.0, "ops": 0.0, "functions": 0.0}, {"calls": "", "ops": "", "functions": ""})
+    idle_by = dict.fromkeys(causes, 0.0) | {"host": 4.0} | changes.pop("idle_by", {})
+    given = {"call_us": 5.0, "kernel_us": 20.0, "short_share": 0.25, "graph_share": 0.0, "kernels": 1200.0}
+    given |= {"idle_share": 0.5, "doing": doing, "late_ops": ["a", "b", "c", "d"], "busy_ms": 6.0, "idle_ms": 4.0}
+    unexplained_ms = sum(idle_by[why] for why in ("awaited", "other", "unknown"))
+    return SimpleNamespace(**(given | changes), idle_by=idle_by, unexplained_ms=unexplained_ms)
+
+
+def doing(calls: float, ops: float, functions: float) -> Doing:
+    shares = {"calls": calls, "ops": ops, "functions": functions}
+    return Doing(shares, {"calls": "cudaMalloc", "ops": "aten::nonzero", "functions": "a.py(3): f"})
+
+
+@pytest.mark.parametrize(
+    ("shares", "said"),
+    [
+        ((0.0, 0.0, 0.0), "The trace does not show its work."),
+        ((0.009, 0.0, 0.0), "The trace does not show its work."),
+        (
+            (0.25, 0.5, 0.25),
+            "It spent 1.00 ms in calls to the GPU's runtime (most in cudaMalloc), 2.00 ms in ops (most in "
+            "aten::nonzero), 1.00 ms in Python functions (most in a.py(3): f).",
+        ),
+        (
+            (0.0, 0.5, 0.0),
+            "It spent 2.00 ms in ops (most in aten::nonzero); for 2.00 ms, the trace does not show its work.",
+        ),
+        ((0.0, 0.995, 0.0), "It spent 3.98 ms in ops (most in aten::nonzero)."),
+    ],
+)
+def test_where_the_host_was_while_the_gpu_waited(shares: tuple[float, float, float], said: str) -> None:
+    assert host._seen(gpu_of(doing=doing(*shares))) == said
+
+
+@pytest.mark.parametrize(
+    ("shares", "start"),
+    [
+        ((0.5, 0.0, 0.5), "Look at cudaMalloc: on first use"),
+        ((0.49, 0.01, 0.5), "Look at cudaMalloc: it runs on the host for a long time"),
+        ((0.2, 0.3, 0.5), "Look at aten::nonzero: it runs on the host for a long time"),
+        ((0.2, 0.29, 0.5), "Take this function off the critical path"),
+        ((0.2, 0.29, 0.49), "Find out how the host spends that time"),
+    ],
+)
+def test_what_to_do_about_the_host_s_work(shares: tuple[float, float, float], start: str) -> None:
+    known: Any = SimpleNamespace(recording=SimpleNamespace(is_foreign=True))
+    assert host._advice(known, gpu_of(doing=doing(*shares)))[0].startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("foreign", "python", "live", "words", "has_code"),
+    [
+        (True, True, True, "mark its parts with ranges", False),
+        (False, True, True, "none of the recorded ops", False),
+        (False, False, True, "profile with stacks=True", False),
+        (False, False, False, "record Python functions too", True),
+    ],
+)
+def test_how_to_see_what_the_host_does(foreign: bool, python: bool, live: bool, words: str, has_code: bool) -> None:
+    known: Any = SimpleNamespace(recording=SimpleNamespace(is_foreign=foreign), records_python=python, live=live)
+    advice, code = host._advice(known, gpu_of())
+    assert words in advice
+    assert bool(code) == has_code
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "1,200 kernels, 25 % of them shorter than their launch. A launch takes 5.00 µs on the host, a kernel 20"),
+        ({"short_share": None}, "1,200 kernels. A launch takes "),
+        ({"call_us": None}, "25 % of them shorter than their launch"),
+        ({"kernel_us": None}, "25 % of them shorter than their launch"),
+    ],
+)
+def test_what_is_said_of_late_launches(changes: dict[str, Any], said: str) -> None:
+    gpu = gpu_of(idle_by={"launches": 3.0}, graph_share=0.5, **changes)
+    (late,) = host.launch_overhead(made(gpu=gpu))
+    assert "idle for 3.00 ms (30 % of the step)" in late.evidence
+    assert said in late.evidence
+    assert ("A launch takes" in late.evidence) == ("A launch takes" in said)
+    assert (late.bound_ms, late.confidence, late.remedy) == (3.0, "medium", "")
+    assert "graphs" not in late.advice  # they launch half of the work already
+    assert [row.name for row in late.rows] == ["a", "b", "c"]
+    assert host.launch_overhead(made(gpu=gpu_of(idle_by={"launches": 0.9}, graph_share=0.5))) == []
+
+
+@pytest.mark.parametrize(
+    ("shares", "idle_share", "confidence"),
+    [((0.0, 0.5, 0.0), 0.51, "high"), ((0.0, 0.5, 0.0), 0.5, "medium"), ((0.0, 0.4, 0.09), 0.9, "medium")],
+)
+def test_host_work_is_sure_if_most_of_it_is_seen(
+    shares: tuple[float, float, float], idle_share: float, confidence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "lines_in_words", lambda *_: "")
+    monkeypatch.setattr(host, "_advice", lambda *_: ("Look.", ""))
+    (work,) = host.host_work(made(gpu=gpu_of(doing=doing(*shares), idle_share=idle_share)))
+    assert (work.bound_ms, work.confidence) == (4.0, confidence)
+    assert host.host_work(made()) == []
+
+
+def test_idle_time_without_a_cause_is_told_by_what_is_known_of_it() -> None:
+    known = made(gpu=gpu_of(idle_by={"awaited": 1.0, "other": 0.99, "unknown": 0.02}))
+    vars(known.recording)["is_foreign"], vars(known)["records_python"] = True, True
+    (idle,) = host.unexplained_idle(known)
+    assert idle.bound_ms == pytest.approx(2.01)
+    assert "for 1.00 ms the next work had been launched, and its stream waited" in idle.evidence
+    assert "for 0.990 ms the next work had been launched, and nothing shows" in idle.evidence
+    assert "the launch of the next work" not in idle.evidence  # below a hundredth
