@@ -10,9 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from perfnb.profile.summary import summarize
 from perfnb.recording.samples import watch_record
 from perfnb.roofline.levels import COUNTERS, POINTS, RooflineLevels, counters_read, roofline_of
 from perfnb.roofline.tab import roofline_document
+from tests.findings.findings_recordings import live_cpu
 
 CEILINGS = {"device": "made up", "flops_per_s": {"float32": 1000.0, "bfloat16": 4000.0}, "bytes_per_s": 100.0}
 NOTHING = pd.DataFrame({"op": [], "calls": [], "ms": [], "share": []})
@@ -202,3 +204,21 @@ def test_counters_are_read_from_the_begin_to_the_end_of_the_timed_steps() -> Non
 def test_where_the_first_counter_is_unknown_the_gpu_with_others_is_read() -> None:
     recording = watched(gpu0={"dram_active_percent": [0.0, 10.0, 30.0, 0.0]}, gpu1={"busy_percent": [9.0] * 4})
     assert counters_read(recording) == {"dram_active_percent": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("ceilings", "peaks"),
+    [
+        ({"on": "cpu", "flops_per_s": {"float32": 1e12}}, {"float32": 1e12}),
+        ({"on": "cuda", "flops_per_s": {"float32": 1e12}}, {}),
+        ({"flops_per_s": {"float32": 1e12}}, {}),
+        (None, {}),
+    ],
+)
+def test_a_step_on_the_cpu_has_the_ceilings_of_the_cpu(
+    ceilings: dict[str, Any] | None, peaks: dict[str, float]
+) -> None:
+    recording = live_cpu()
+    levels = summarize(replace(recording, meta=recording.meta | {"ceilings": ceilings})).roofline
+    assert levels is not None
+    assert levels.peaks == peaks
