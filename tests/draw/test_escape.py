@@ -96,3 +96,46 @@ def test_a_number_and_its_unit_stand_on_one_line(unit):
 
         assert " ".join(lines) == text
         assert any(f"50.0 {unit}," in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"), [(7, "abcdefg"), (6, "abc…fg"), (5, "ab…fg"), (2, "a…"), (1, "…"), (0, "")]
+)
+def test_a_name_is_shortened_in_its_middle(width, shown):
+    assert escape.shorten("abcdefg", width) == shown
+
+
+def test_long_words_are_broken_and_others_are_not():
+    assert escape.wrapped("ab cd efg", 5) == ["ab cd", "efg"]
+    assert escape.wrapped("ab cd efg", 4) == ["ab", "cd", "efg"]
+    assert escape.wrapped("a bcdefgh i", 3) == ["a", "bcd", "efg", "h i"]
+    assert escape.wrapped("", 3) == [""]
+
+
+def test_lines_of_a_bullet_below_the_first_are_indented():
+    assert escape.bullets(["one two", "three"], 6) == ["• one", "  two", "• thre", "  e"]
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("it is 50.0 ms [49.0, 51.0] b", "it is 50.0@ms [49.0,@51.0] b"),
+        ("a 1.50 × [1.25, −2.00]", "a 1.50@× [1.25,@−2.00]"),
+        ("a 3 GiB b 12 samples/s", "a 3@GiB b 12@samples/s"),
+        ("a 3 more, version 5 breaks, 7, b", "a 3 more, version 5 breaks, 7, b"),
+    ],
+)
+def test_only_figures_do_not_break_in_html(text, kept):
+    assert escape.html_sentence(text) == kept.replace("@", "\u00a0")
+
+
+def test_up_to_three_marks_belong_to_a_character():
+    assert escape.plain("q\u0301\u0302\u0303") == "q\u0301\u0302\u0303"
+    assert escape.plain("q\u0301\u0302\u0303\u0304a\u0301") == "q\u0301\u0302\u0303\\u0304\u00e1"
+
+
+@pytest.mark.parametrize(
+    ("char", "shown"), [("\x9f", r"\x9f"), ("\u200b", r"\u200b"), ("\ue000", r"\ue000"), ("\U000f0000", r"\U000f0000")]
+)
+def test_a_character_is_spelled_out_as_python_does(char, shown):
+    assert escape.plain(f"a{char}b") == f"a{shown}b"

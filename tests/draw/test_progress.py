@@ -121,3 +121,47 @@ def test_a_new_note_is_drawn_at_once(line):
         advance("timed", 2, 3, "a step takes 12 s")
         advance("timed", 3, 3, "a step takes 12 s")
     assert line.updates == [("timed", 1, 3, ""), ("timed", 2, 3, "a step takes 12 s")]
+
+
+@pytest.mark.parametrize(
+    ("progressed", "said"),
+    [
+        (("timed", 0, 20), "timed"),
+        (("timed", 0, None), "timed"),
+        (("timed", 1, 20), "timed: step 1 of 20"),
+        (("timed", 1200, None), "timed: step 1,200"),
+        (("reading a.json", 0, 100), "reading a.json: 0 %"),
+        (("reading a.json", 40, 100), "reading a.json: 40 %"),
+    ],
+)
+def test_how_much_is_done_in_words(progressed, said):
+    assert progress.words(*progressed) == said
+
+
+def test_a_file_is_read_by_percent(line):
+    with Progress(clock=Clock()) as advance:
+        read = advance.of_file("a.json")
+        read(1, 3)
+    with Progress(clock=Clock()) as advance:
+        advance.of_file("empty")(0, 0)
+    assert line.updates == [("reading a.json", 33, 100, ""), ("reading empty", 0, 100, "")]
+
+
+def test_a_notebook_s_line_has_its_note_and_no_amount_without_a_total(monkeypatch):
+    shown = []
+    handle = type("Handle", (), {"update": lambda self, bundle, raw: shown.append(bundle)})()
+    monkeypatch.setattr("IPython.display.display", lambda *_, **__: handle)
+    drawn = progress._NotebookLine()
+    drawn.update("timed", 3, None, "slow")
+    drawn.update("timed", 3, 20, "")
+    assert [each["text/plain"] for each in shown] == ["timed: step 3 · slow", "timed: step 3 of 20"]
+    assert ["value=" in each["text/html"] for each in shown] == [False, True]
+
+
+def test_a_line_that_is_given_is_used_even_if_progress_is_off():
+    given = Line()
+    with Progress(False, line=given) as advance:
+        advance("timed", 1, 3)
+    advance("timed", 2, 3)
+    assert given.updates == [("timed", 1, 3, "")]
+    assert given.closed

@@ -76,3 +76,40 @@ def test_a_layer_that_took_no_time_takes_no_line_of_a_full_page():
     lines = page_of(parents, [5.0, 0.0, 5.0, *[0.0] * 40], (0, 1), 10)
     assert [line.layer for line in lines] == [0, 2, -1]
     assert [line.layer for line in page_of(parents, [0.0] * 43, (), 10)][:2] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("limit", "first", "layers", "inside", "left_out"),
+    [
+        (1, (), [0], [4], []),
+        (2, (), [0], [4], []),
+        (3, (), [0, 1, -1], [0, 1, 0], [(2, 3)]),
+        (4, (), [0, 1, 2, 3], [0, 1, 0, 0], []),
+        (4, (0, 1, 4), [0, 1, 4, -1], [0, 0, 0, 0], [(2, 3)]),
+        (4, (4,), [0, 1, 2, 3], [0, 1, 0, 0], []),  # its parents are not listed before it
+        (5, (), [0, 1, 4, 2, 3], [0, 0, 0, 0, 0], []),
+    ],
+)
+def test_which_rows_of_a_small_tree_are_listed(limit, first, layers, inside, left_out):
+    lines = page_of([-1, 0, 0, 0, 1], [4.0, 3.0, 2.0, 1.0, 1.0], first, limit)
+    assert [line.layer for line in lines] == layers
+    assert [line.inside for line in lines] == inside
+    assert [line.left_out for line in lines if line.left_out] == left_out
+    assert [line.depth for line in lines] == [{0: 0, 4: 2}.get(layer, 1) for layer in layers]
+
+
+def test_the_last_of_siblings_is_known_at_each_depth():
+    lines = page_of([-1, 0, 0, 1, 1, 2], [9.0, 5.0, 4.0, 3.0, 2.0, 4.0], (), 6)
+    assert [(line.layer, line.last) for line in lines] == [
+        (0, ()),
+        (1, (False,)),
+        (3, (False, False)),
+        (4, (False, True)),
+        (2, (True,)),
+        (5, (True, True)),
+    ]
+
+
+def test_several_roots_are_listed_by_their_weight():
+    lines = page_of([-1, -1, -1], [1.0, 3.0, 2.0], (), 2)
+    assert [(line.layer, line.left_out, line.last) for line in lines] == [(1, (), ()), (-1, (0, 2), ())]

@@ -11,7 +11,7 @@ import pytest
 
 from perfnb.attribution.attribution import attribute
 from perfnb.findings.facts import Facts, facts_of
-from perfnb.findings.rules.fusion import elementwise_chains, unfused_attention
+from perfnb.findings.rules.fusion import _segments, elementwise_chains, unfused_attention
 from perfnb.profile.summary import summarize
 from tests.findings.test_findings import STEPS, found
 from tests.recordings import ByHand
@@ -160,3 +160,45 @@ def test_attention_is_not_told_again_as_memory_traffic() -> None:
 
     assert len(unfused_attention(known)) == 1
     assert elementwise_chains(known) == []
+
+
+def attentions(names: list[str], steps: list[int] | None = None, threads: list[int] | None = None) -> tuple[Any, int]:
+    """Return the rows of attention among these ops, and the number of attentions."""
+    count = len(names)
+    ops = pd.DataFrame({"op": pd.Categorical([f"aten::{name}" for name in names]), "outer": True, "phase": "forward"})
+    ops = ops.assign(step=steps or [0] * count, thread=threads or [0] * count, around=-1)
+    facts: Any = SimpleNamespace(ops=ops, known={})
+    rows, found_count = _segments(facts)
+    return rows.tolist(), found_count
+
+
+@pytest.mark.parametrize(("before", "after", "count"), [(11, 11, 1), (12, 11, 0), (11, 12, 0)])
+def test_products_of_attention_are_at_most_twelve_ops_from_the_softmax(before: int, after: int, count: int) -> None:
+    names = ["bmm", *["mul"] * before, "softmax", *["mul"] * after, "bmm"]
+    assert attentions(["relu", *names, "relu"]) == ([*range(1, len(names) + 1)] * count, count)
+
+
+@pytest.mark.parametrize(
+    ("names", "rows"),
+    [
+        (["bmm", "softmax", "bmm"], [0, 1, 2]),
+        (["bmm", "div", "softmax", "dropout", "bmm", "softmax", "bmm"], [0, 1, 2, 3, 4, 5, 6]),
+        (["bmm", "softmax", "mm", "bmm"], []),
+        (["bmm", "linear", "softmax", "bmm"], []),
+        (["matmul", "softmax", "bmm"], []),  # it called no batched product
+        (["bmm", "softmax"], []),
+        (["softmax", "bmm"], []),
+        (["softmax", "bmm", "bmm"], []),
+        (["mul", "mul"], []),
+    ],
+)
+def test_attention_is_a_softmax_between_batched_products(names: list[str], rows: list[int]) -> None:
+    assert attentions(names)[0] == rows
+
+
+def test_attention_is_within_a_step_and_a_thread() -> None:
+    names = ["bmm", "softmax", "bmm"]
+    assert attentions(names * 2, [0, 0, 0, 1, 1, 1], [0, 0, 0, 5, 5, 5])[1] == 2
+    for differ in ([0, 1, 1], [0, 0, 1]):
+        assert attentions(names, steps=differ)[1] == 0
+        assert attentions(names, threads=differ)[1] == 0

@@ -178,3 +178,4 @@ def test_a_step_too_long_for_the_budget_is_not_run_on_and_the_result_says_what_w
     assert steps <= 3
     assert seconds <= 36
     assert found.table["why_not"].str.contains(r"about [\d,]+ s would be enough for all").all()
+    assert found.figures.step_ms == pytest.approx(10_000.0, rel=0.01)

@@ -7,7 +7,8 @@ from __future__ import annotations
 import builtins
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ import perfnb
 from perfnb.bench.values import NOISE, REDUCED, SAME
 from perfnb.errors import CaptureError
 from perfnb.remedies.lever import Lever, prepared
-from perfnb.remedies.levers import LEVERS, by_name
+from perfnb.remedies.levers import LEVERS, by_name, loading
 from perfnb.remedies.levers.loading import workers_needed
 from perfnb.remedies.levers.precision import prepared_float16
 from perfnb.remedies.state import fingerprint, untouched
@@ -29,6 +30,7 @@ from perfnb.remedies.subject import Subject, find_subject
 from perfnb.remedies.switches import float32_precisions
 from perfnb.remedies.values import check, measure_yardstick
 from perfnb.step.namespace import namespace_of
+from tests.fake_clock import FakeClock
 
 TRAIN = "opt.zero_grad()\nloss = model(x).square().mean()\nloss.backward()\nopt.step()"
 FILLS = TRAIN.replace("zero_grad()", "zero_grad(set_to_none=False)")
@@ -284,6 +286,36 @@ def test_attention_is_refused_where_the_step_still_calls_none_that_is_fused(monk
 )
 def test_how_many_workers_are_tried(making: float, using: float, cores: float, workers: int) -> None:
     assert workers_needed(making, using, cores) == workers
+
+
+@pytest.mark.parametrize(
+    ("batches_ms", "making_s", "made"),
+    [
+        ([300.0, 100.0, 200.0], 0.2, 3),
+        ([10.0, 30.0, 30.0, 10.0, 10.0, 50.0], 0.01, 5),
+        ([600.0, 401.0, 1.0], 0.5005, 2),  # longer than a second
+        ([], 0.0, 0),
+    ],
+)
+def test_how_long_a_batch_takes_to_make_and_to_use(
+    batches_ms: list[float], making_s: float, made: int, clock: FakeClock
+) -> None:
+    steps_ms, begun = iter([40.0, 20.0]), list[float]()
+
+    def batches() -> Iterator[float]:
+        for ms in batches_ms:
+            begun.append(ms)
+            clock.pass_exactly(ms)
+            yield ms
+
+    subject: Any = SimpleNamespace(
+        loader=("loader", batches()),
+        restored=nullcontext,
+        gate=SimpleNamespace(opened=nullcontext),
+        run=lambda: clock.pass_exactly(next(steps_ms)),
+    )
+    assert loading._making(subject) == pytest.approx((making_s, 0.02), abs=1e-5)
+    assert len(begun) == made
 
 
 class Trainer:

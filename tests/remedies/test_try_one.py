@@ -90,6 +90,32 @@ def test_a_lever_for_memory_is_judged_by_it(peak: int, memory: str, words: str, 
     assert said.startswith("2.00 MiB → ")
 
 
+@pytest.mark.parametrize(
+    ("setup_s", "pays", "said"),
+    [
+        (0.099, 1.0, None),
+        (0.1, 1.0, "100 ms, pays after 100 steps"),
+        (0.1, -1.0, "100 ms"),
+        (None, 1.0, None),
+    ],
+)
+def test_a_preparation_that_is_felt_is_told(setup_s: float | None, pays: float, said: str | None) -> None:
+    verdict = "faster" if pays > 0 else "slower"
+    answer = answered(LeverTrial("compile", verdict, 0.9, None, pays, Values("exact", 0.0), setup_s))
+    assert dict(answer["facts"]).get("Set-up") == said
+    assert dict(answer["facts"])["Results"] == "the same, bit for bit"
+
+
+def test_a_lever_that_was_not_timed_is_judged_by_memory_if_that_is_known() -> None:
+    trial = LeverTrial("checkpointing", "not timed", why_not="no time")
+    assert answered(trial)["error"] == "It could not be measured: no time"
+    trial.memory, trial.peak_bytes = "less", 2**20
+    known = answered(trial, goal="memory", own_peak=2**21)
+    assert known["said"] == "With checkpointing: less memory on this machine, but do not keep it yet."
+    assert known["facts"][0] == ("Peak memory", "2.00 MiB → 1.00 MiB (−50.0 %)")
+    assert answered(trial, goal="time")["said"] == "With checkpointing: not timed."
+
+
 def test_a_lever_that_does_not_apply_is_one_sentence() -> None:
     answer = answered(LeverTrial("attention", "not tried", why_not="no attention \x1b[31min it"))
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 import perfnb
+from perfnb.draw.document import Effects, Table
 from perfnb.remedies.try_levers import LeverTrials
 from perfnb.remedies.verdicts import LeverTrial
+from perfnb.remedies.view import trials_document
 from tests.remedies.lever_samples import CODE, KEPT, TRIALS, lever_trials
 from tests.samples import texts
 from tests.samples.remedies import DOCUMENTS
@@ -86,6 +89,84 @@ def test_a_lever_that_may_save_much_is_named_as_undecided(
     said = str(lever_trials([trial], None, goal=goal))
     assert ("proven to make the step faster, but workers may: give it more time" in said) == is_open
     assert ("None of the levers that were tried" in said) == (not is_open)
+
+
+def said(trials: list[LeverTrial], confirmed: LeverTrial | None = None, **figures: Any) -> tuple[str, str]:
+    """Return the state and the sentence of the answer."""
+    verdict = trials_document(lever_trials(trials, confirmed, **figures)).verdict
+    return verdict.state, verdict.sentence
+
+
+def test_a_lever_that_is_kept_for_memory_is_told_with_what_it_saves() -> None:
+    kept = LeverTrial("checkpointing", "slower", 1.25, (1.2, 1.3), -2.5, peak_bytes=2**20)
+    answer = "Keep checkpointing: peak memory 0.500 × (2.00 MiB → 1.00 MiB, 50 % less), time "
+    assert said([kept], kept, goal="memory", own_peak=2**21) == ("good", f"{answer}1.25 × [1.20, 1.30]")
+    untimed = LeverTrial("checkpointing", "not timed", peak_bytes=2**20)
+    assert said([untimed], untimed, goal="memory", own_peak=2**21) == ("good", f"{answer}not measured")
+
+
+@pytest.mark.parametrize(("goal", "helps"), [("time", "makes the step faster"), ("memory", "takes less memory")])
+def test_what_is_said_of_levers_that_were_not_confirmed(goal: str, helps: str) -> None:
+    two = [replace(TRIALS[2], lever=name, unconfirmed=True) for name in "ab"]
+    assert said([*two, TRIALS[0]], goal=goal) == (
+        "open",
+        f"a and b could not be confirmed within this budget: in one measurement, it {helps}",
+    )
+    assert said(two[:1], goal=goal, confirms=False) == (
+        "open",
+        f"a: {helps}, but not confirmed (confirm=False), and each tried separately",
+    )
+    nothing = ("none", f"None of the levers that were tried {helps} without changing its results")
+    assert said(TRIALS[:1], goal=goal) == nothing
+    assert said(TRIALS[2:3], goal="memory")[0] == "none"
+
+
+def test_what_is_said_if_nothing_was_tried_or_timed() -> None:
+    untried = [LeverTrial(name, "not tried", why_not=f"no {name}") for name in "ab"]
+    assert said(untried) == ("none", "Nothing was tried")
+    assert said([*untried[:1], LeverTrial("c", "not tried", why_not="no a")]) == ("none", "Nothing was tried: no a")
+    untimed = [LeverTrial("a", "not timed")]
+    assert said(untimed, need_s=1200, rounds=0)[1].endswith("within the budget: about 1,200 s would be enough")
+    assert said(untimed, need_s=1200, rounds=1)[1].startswith("None of the levers")
+    assert said(untimed, rounds=0)[1].startswith("None of the levers")
+
+
+def test_levers_are_listed_by_their_ratio_or_by_their_memory() -> None:
+    trials = [
+        LeverTrial("a", "slower", 1.2, peak_bytes=100, saves_ms=-2.0, setup_s=0.5),
+        LeverTrial("b", "faster", 0.9, peak_bytes=300, saves_ms=1.0, setup_s=0.002),
+        LeverTrial("c", "not timed"),
+        LeverTrial("d", "faster", 0.8, peak_bytes=50),
+        LeverTrial("e", "not tried"),
+    ]
+
+    def rows_of(goal: str, own_peak: int | None) -> list[tuple[Any, ...]]:
+        effects, table = trials_document(lever_trials(trials, None, goal=goal, own_peak=own_peak)).sections
+        assert isinstance(effects, Effects)
+        assert isinstance(table, Table)
+        assert [row.label for row in effects.rows] == [row[0] for row in table.rows]
+        return [tuple(row) for row in table.rows]
+
+    by_time = rows_of("time", 200)
+    assert [row[0] for row in by_time] == ["d", "b", "a", "c"]
+    assert by_time[1][3:] == (1.0, 300, 1.5, 2.0, 2)
+    assert by_time[2][3:] == (None, 100, 0.5, 500.0, None)  # what is slower saves nothing
+    assert by_time[3][3:] == (None, None, None, None, None)
+    assert [row[0] for row in rows_of("memory", 200)] == ["d", "a", "b", "c"]
+    assert {row[5] for row in rows_of("time", None)} == {None}
+
+
+def test_the_table_has_the_change_of_memory() -> None:
+    trials = [LeverTrial("a", "same", peak_bytes=300, notes=["one", "two"], code=["x", "y"]), LeverTrial("b", "same")]
+    table = lever_trials(trials, None, own_peak=200).table
+    assert table.loc["a", ["peak_bytes", "peak_change_bytes", "notes", "code"]].tolist() == [
+        300,
+        100,
+        "one; two",
+        "x\ny",
+    ]
+    assert table.loc["b", ["peak_bytes", "peak_change_bytes"]].isna().all()
+    assert lever_trials(trials, None).table["peak_change_bytes"].isna().all()
 
 
 def test_what_was_not_tried_takes_a_line() -> None:

@@ -10,9 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from perfnb.profile.summary import summarize
 from perfnb.recording.samples import watch_record
 from perfnb.roofline.levels import COUNTERS, POINTS, RooflineLevels, counters_read, roofline_of
 from perfnb.roofline.tab import roofline_document
+from tests.findings.findings_recordings import live_cpu
 
 CEILINGS = {"device": "made up", "flops_per_s": {"float32": 1000.0, "bfloat16": 4000.0}, "bytes_per_s": 100.0}
 NOTHING = pd.DataFrame({"op": [], "calls": [], "ms": [], "share": []})
@@ -169,3 +171,54 @@ def test_without_counters_nothing_is_said_of_them() -> None:
     unwatched.watch = None
     assert counters_read(unwatched) == {}
     assert roofline_document(made()).facts == ()
+
+
+@pytest.mark.parametrize(
+    ("flops", "refuted"), [(1_000, {}), (1_020, {}), (1_021, {"float32": 1_000}), (1_100, {"float32": 1_000})]
+)
+def test_a_ceiling_is_kept_unless_it_is_exceeded_by_more_than_measurements_vary(
+    flops: int, refuted: dict[str, float]
+) -> None:
+    fast = work(("fast", flops, 10, 1_000.0, "float32", 0))
+    found = roofline_of(fast, fast[:0], NOTHING, ceilings=CEILINGS, flops=flops)
+    assert found.refuted == refuted
+    assert found.peaks["float32"] == (flops if refuted else 1_000)
+
+
+@pytest.mark.parametrize(("short_ms", "sure"), [(100.0, True), (99.0, False)])
+def test_a_part_refutes_a_ceiling_from_a_hundredth_of_its_kind_s_time_on(short_ms: float, sure: bool) -> None:
+    layers = work(("long", 100, 10, 10_000.0 - short_ms, "float32", 0), ("short", 500, 10, short_ms, "float32", 0))
+    ops = work(("op", 100, 10, 90_000.0, "float32", 0))  # the time of ops is counted apart
+    assert (roofline_of(layers, ops, NOTHING, ceilings=CEILINGS, flops=1).refuted != {}) == sure
+
+
+def test_counters_are_read_from_the_begin_to_the_end_of_the_timed_steps() -> None:
+    readings = {"sm_active_percent": [90.0, 20.0, 40.0, 90.0]}
+    recording = watched(gpu0=readings)
+    recording.steps = pd.DataFrame({"pass": "timed", "wall_ms": [500.0, 500.0], "start_s": [0.5, 2.0]})
+    assert counters_read(recording) == {"sm_active_percent": 0.3}  # not that at 0.5 s, but that at 2.5 s
+    recording.steps = recording.steps.assign(**{"pass": "traced"})
+    assert counters_read(recording) == {}
+
+
+def test_where_the_first_counter_is_unknown_the_gpu_with_others_is_read() -> None:
+    recording = watched(gpu0={"dram_active_percent": [0.0, 10.0, 30.0, 0.0]}, gpu1={"busy_percent": [9.0] * 4})
+    assert counters_read(recording) == {"dram_active_percent": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("ceilings", "peaks"),
+    [
+        ({"on": "cpu", "flops_per_s": {"float32": 1e12}}, {"float32": 1e12}),
+        ({"on": "cuda", "flops_per_s": {"float32": 1e12}}, {}),
+        ({"flops_per_s": {"float32": 1e12}}, {}),
+        (None, {}),
+    ],
+)
+def test_a_step_on_the_cpu_has_the_ceilings_of_the_cpu(
+    ceilings: dict[str, Any] | None, peaks: dict[str, float]
+) -> None:
+    recording = live_cpu()
+    levels = summarize(replace(recording, meta=recording.meta | {"ceilings": ceilings})).roofline
+    assert levels is not None
+    assert levels.peaks == peaks

@@ -106,5 +106,68 @@ def test_changing_a_result_changes_nothing_else() -> None:
     assert made.peaks
 
 
+@pytest.mark.parametrize(
+    ("reached", "state"), [(0.09, "bad"), (0.1, "none"), (0.49, "none"), (0.5, "good"), (0.51, "good")]
+)
+def test_from_which_share_of_the_roof_on_a_step_is_close_to_it(reached: float, state: str) -> None:
+    made = samples.roofline()
+    one = made.points.head(1).assign(efficiency=reached, ms=4.0)
+    assert roofline_verdict(replace(made, points=one)).state == state
+
+
+def test_the_verdict_says_what_limits_which_part_of_the_time() -> None:
+    made = samples.roofline()
+    two = made.points.head(2).assign(efficiency=0.5, ms=[3.0, 1.0], bound=["compute", "memory"])
+    why = "By time, the layers are 75 % compute-bound and 25 % memory-bound."
+    assert roofline_verdict(replace(made, points=two)).why == why
+    one = replace(made, points=two.assign(bound="memory"))
+    assert roofline_verdict(one).why == "By time, the layers are 100 % memory-bound."
+
+
+def test_a_roof_extends_beyond_points_and_ridges() -> None:
+    made = replace(samples.roofline(1), peaks={"float32": 100.0}, bandwidth=10.0)
+
+    def across(*places: float) -> list[tuple[float, float]]:
+        points = made.points.head(len(places)).assign(intensity=list(places), achieved_flops_per_s=1.0)
+        ((_, line),) = parts(roofline_document(replace(made, points=points)))[0].lines
+        return list(line)
+
+    assert across(4.0, 80.0) == [(2.0, 20.0), (10.0, 100.0), (160.0, 100.0)]
+    assert across(20.0, 30.0) == [(5.0, 50.0), (10.0, 100.0), (60.0, 100.0)]
+    assert across(4.0, 5.0) == [(2.0, 20.0), (10.0, 100.0), (20.0, 100.0)]
+
+
+def test_there_is_no_roof_without_bandwidth_or_a_ceiling_above_zero() -> None:
+    made = samples.roofline()
+    for unknown in (replace(made, bandwidth=None), replace(made, peaks={"float32": 0.0}), replace(made, peaks={})):
+        assert parts(roofline_document(unknown))[0].lines == ()
+
+
+def test_a_point_is_drawn_if_both_its_places_are_known_and_above_zero() -> None:
+    made = samples.roofline()
+    some = made.points.head(4).assign(intensity=[1.0, 0.0, None, 2.0], achieved_flops_per_s=[1.0, 1.0, 1.0, 0.0])
+    scatter, layers, *_ = parts(roofline_document(replace(made, points=some)))
+    assert [(dot.x, dot.y) for dot in scatter.dots] == [(1.0, 1.0)]
+    assert len(layers.rows) == 4
+
+
+def test_ceilings_are_doubted_above_a_tenth_of_other_work() -> None:
+    made = samples.roofline()
+    said = "Other programs used 11 % of the CPUs while the ceilings were measured. The ceilings may be too low."
+    assert roofline_document(replace(made, others=0.11)).notes[0] == said
+    assert "Other programs" not in " ".join(roofline_document(replace(made, others=0.1)).notes)
+
+
+def test_a_step_without_layers_has_points_of_ops() -> None:
+    made = samples.roofline()
+    ops = made.points[made.points["kind"] == "op"]
+    shown = roofline_document(replace(made, points=ops, uncounted=made.uncounted.iloc[:0]))
+    scatter, table, _ = shown.sections
+    assert isinstance(scatter, Scatter)
+    assert isinstance(table, Table)
+    assert (scatter.title, len(scatter.dots), table.noun, table.key) == ("Ops under the roof", 4, "op", "roofline")
+    assert shown.notes == ()
+
+
 def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
     golden("samples.txt", texts(DOCUMENTS))

@@ -1,0 +1,194 @@
+"""The tables of compiled code, of two steps whose times are known to the microsecond."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from perfnb.compiled.runs import region_runs
+from perfnb.compiled.tab import _happened, _lines, compiled_document, compiled_verdict
+from perfnb.compiled.tables import CompiledSummary, compiled_summary, fused_ms, region_table
+from perfnb.recording.compiled_layers import CompiledCode, with_compiled_regions
+from perfnb.recording.recording import Recording
+from tests.recording.test_compiled_layers import BACK, SHARED, backward, net, region
+from tests.recordings import ByHand
+
+
+def two_steps(broke: str = "Call to print") -> Recording:
+    """Return steps of two regions, 20 µs apart, and of their backward passes, 10 µs apart."""
+    hand = ByHand()
+    net(hand)
+    for number in range(2):
+        t = 1000 * number
+        hand.step(t, t + 500)
+        region(hand, t + 10, 10 * number + 5, "0/0")
+        region(hand, t + 130, 10 * number + 6, "1/0")
+        backward(hand, t + 250, 10 * number + 6)
+        backward(hand, t + 320, 10 * number + 5)
+    code = [
+        CompiledCode("0/0", "f", "/home/model.py:3", broke=broke, broke_at="/home/model.py:9" if broke else ""),
+        CompiledCode("1/0", "g", "/home/model.py:10"),
+    ]
+    return with_compiled_regions(hand.recording(), [SHARED, BACK], code)
+
+
+def runs() -> pd.DataFrame:
+    recording = two_steps()
+    assert recording.compiled is not None
+    return region_runs(recording, recording.compiled)
+
+
+def test_times_around_the_forward_pass_of_each_region() -> None:
+    found = runs()
+    assert found["region"].tolist() == ["0/0", "1/0"] * 2
+    assert found["step"].tolist() == [0, 0, 1, 1]
+    assert found["group"].tolist() == [0, 1, 2, 3]
+    assert found["has_graph"].all()
+    us = found.drop(columns=["region", "step", "group", "has_graph", "start"]) / 1000
+    assert us["own_ns"].tolist() == [98] * 4
+    assert us["lookup_ns"].tolist() == [2] * 4
+    assert us["enter_ns"].tolist() == [10] * 4
+    assert us["kernel_ns"].tolist() == [60] * 4
+    assert us["head_ns"].tolist() == [20] * 4
+    assert us["tail_ns"].tolist() == [10] * 4
+    # Its graph ends 6 µs before the region, and the next one begins 22 µs after it, of which 2 are the lookup.
+    assert us["gap_ns"].tolist() == pytest.approx([28, np.nan] * 2, nan_ok=True)
+    assert us["rest_ns"].tolist() == [6] * 4
+    assert us["apart_ns"].tolist() == pytest.approx([20, np.nan] * 2, nan_ok=True)
+
+
+def test_times_around_the_backward_pass_of_each_region() -> None:
+    us = runs().filter(like="back_") / 1000
+    assert us["back_kernel_ns"].tolist() == [40] * 4
+    assert us["back_head_ns"].tolist() == [40] * 4  # there is no library kernel
+    assert us["back_tail_ns"].tolist() == [40] * 4
+    assert us["back_enter_ns"].tolist() == [11] * 4
+    assert us["back_gap_ns"].tolist() == pytest.approx([10, np.nan] * 2, nan_ok=True)
+
+
+def test_regions_have_their_times_per_step() -> None:
+    table = region_table(two_steps())
+    assert table.index.tolist() == ["0/0", "1/0"]
+    assert table["calls"].tolist() == [1.0, 1.0]
+    columns = {"ms": 98, "kernel_ms": 60, "overhead_ms": 38, "lookup_ms": 2}
+    for name, us in columns.items():
+        assert (1000 * table[name].astype(float)).tolist() == pytest.approx([us, us])
+    assert 1000 * table.loc["0/0", "gap_ms"] == pytest.approx(28)
+    assert table["gap_ms"].isna().tolist() == [False, True]
+    assert table["broke"].isna().tolist() == [False, True]
+    assert region_table(two_steps(broke=""))["gap_ms"].isna().all()
+
+
+def test_kernels_have_their_times_layers_and_rates() -> None:
+    summary = compiled_summary(two_steps())
+    assert summary is not None
+    kernels = summary.kernels
+    assert (1000 * kernels["ms"].astype(float)).tolist() == pytest.approx([60, 40, 40, 40, 20])
+    assert kernels["calls"].tolist() == [2.0] * 5
+    assert kernels["direction"].tolist() == ["forward", "forward", "backward", "backward", "forward"]
+    assert kernels["graph"].tolist() == [0, 0, 1, 1, 0]
+    rates = kernels["bytes"] * kernels["calls"] / kernels["ms"] * 1e3
+    assert kernels["bytes_per_s"].tolist() == pytest.approx(rates.tolist())
+    assert not summary.on_gpu
+    shares = summary.shares
+    # No layer computes the last one.
+    assert shares.groupby("kernel")["share"].sum().to_dict() == pytest.approx(dict.fromkeys(range(4), 1.0))
+    assert (1000 * shares.groupby("kernel")["ms"].sum()).tolist() == pytest.approx([60, 40, 40, 40])
+    first = shares[shares["kernel"] == 1]
+    assert (first["layer"].tolist(), first["share"].tolist()) == (["net.block", "net.block.inner"], [0.5, 0.5])
+    assert kernels["layers"].tolist()[:2] == ["net.block.inner", "net.block, net.block.inner"]
+
+
+def test_a_layer_shares_the_kernels_that_others_have_a_part_of() -> None:
+    # The inner layer has half of the first kernel, 40 µs per step, of which the whole is in the block.
+    assert (1000 * fused_ms(two_steps())).tolist() == pytest.approx([0, 0, 20, 0])
+    unknown = replace(two_steps(), compiled=None)
+    assert np.isnan(fused_ms(unknown)).tolist() == [True] * 4
+    assert compiled_summary(unknown) is None
+    assert region_table(unknown).empty
+
+
+def regions(*rows: tuple[Any, ...]) -> pd.DataFrame:
+    names = ["broke", "broke_at", "calls", "guards", "gap_ms", "ms", "overhead_ms"]
+    frame = pd.DataFrame(rows, columns=names).astype(dict.fromkeys(names[2:], "Float64"))
+    return frame.astype(dict.fromkeys(names[:2], "object"))
+
+
+def verdict(*rows: tuple[Any, ...], on_gpu: bool = False) -> tuple[str, str, str]:
+    kernels, shares = pd.DataFrame({"ms": [1.5, 0.5]}), pd.DataFrame()
+    found = compiled_verdict(CompiledSummary(kernels, regions(*rows), shares, on_gpu))
+    return found.state, found.sentence, found.why
+
+
+@pytest.mark.parametrize(
+    ("overhead", "state", "start"),
+    [(3.0, "good", "No graph breaks: 30 % of the forward"), (3.1, "bad", "31 % of the forward regions' time")],
+)
+def test_much_time_outside_kernels_is_told(overhead: float, state: str, start: str) -> None:
+    found = verdict((None, None, 1, 3, None, 6.0, overhead), (None, None, 1, 3, None, 4.0, None))
+    assert found[0] == state
+    assert found[1].startswith(start)
+    on_gpu = verdict((None, None, 1, 3, None, 6.0, overhead), on_gpu=True)
+    assert on_gpu[:2] == ("good", "No graph breaks: kernels take 2.00 ms on the GPU.")
+
+
+def test_without_known_kernels_there_is_no_verdict_on_them() -> None:
+    unknown = ("none", "The trace does not record which kernels compute which layers.", "")
+    assert verdict((None, None, 1, 3, None, 6.0, None)) == unknown
+    assert verdict((None, None, 1, 3, None, 0.0, 0.0)) == unknown
+    assert verdict() == unknown
+
+
+def test_breaks_are_counted_by_their_places() -> None:
+    first, again = ("print", "/a/b.py:3", 1, 3, 0.5, 6.0, 1.0), ("print", "/a/b.py:3", 2, 3, 0.25, 6.0, 1.0)
+    other = ("item", "/a/b.py:7", None, None, None, 6.0, 1.0)
+    unused = ("item", "/a/b.py:8", None, 4, None, 6.0, 1.0)
+    where = "print, at b.py:3."
+    between = "code between regions runs uncompiled for {} per step."
+    assert verdict(first, again) == ("bad", f"Graphs break once: {between.format('0.750 ms')}", where)
+    assert verdict(first, other) == ("bad", f"Graphs break in 2 places: {between.format('0.500 ms')}", where)
+    assert verdict(other) == ("bad", "Graphs break once: functions stay uncompiled.", "item, at b.py:7.")
+    assert verdict(unused)[0] == "good"
+
+
+@pytest.mark.parametrize(
+    ("broke", "recompiled", "said"),
+    [
+        ("print", "x == 3", "Graph break at b.py:3: print. Recompiled because a guard failed: x == 3"),
+        ("print", None, "Graph break at b.py:3: print"),
+        (None, "x == 3", "Recompiled because a guard failed: x == 3"),
+        (None, None, ""),
+    ],
+)
+def test_what_happened_to_a_region(broke: str | None, recompiled: str | None, said: str) -> None:
+    assert _happened(SimpleNamespace(broke=broke, broke_at="/a/b.py:3", recompiled=recompiled)) == said
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("/a/b.py:3: x * 2", "b.py:3: x * 2"),
+        ("/a/b.py:3: x * 2\n/a/b.py:4: y", "b.py:3: x * 2, and 1 more"),
+        ("/a/b.py:3: {1: 2}\nb\nc", "b.py:3: {1: 2}, and 2 more"),
+    ],
+)
+def test_the_first_line_of_a_kernel_stands_for_all(source: str, said: str) -> None:
+    assert _lines(source) == said
+
+
+def test_regions_come_first_if_one_broke_or_was_compiled_again() -> None:
+    def keys(recording: Recording, recompiled: str = "") -> list[str]:
+        assert recording.compiled is not None
+        code = recording.compiled.code.assign(recompiled=recompiled)
+        summary = compiled_summary(replace(recording, compiled=replace(recording.compiled, code=code)))
+        assert summary is not None
+        return [section.key for section in compiled_document(summary).sections]
+
+    assert keys(two_steps()) == ["regions", "compiled_kernels"]
+    assert keys(two_steps(broke="")) == ["compiled_kernels", "regions"]
+    assert keys(two_steps(broke=""), "x == 3") == ["regions", "compiled_kernels"]

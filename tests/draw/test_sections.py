@@ -1,0 +1,573 @@
+"""Sections whose drawings are worked out by hand, as text and as HTML."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from perfnb.draw import as_html, bars, svg, tables
+from perfnb.draw.as_html import section_html
+from perfnb.draw.as_text import document_text, scale_of, section_text
+from perfnb.draw.boxes import Box, boxes_svg
+from perfnb.draw.document import (
+    Axis,
+    Bar,
+    Bars,
+    Budget,
+    Card,
+    Cards,
+    Choice,
+    Code,
+    Column,
+    Document,
+    Dot,
+    Effect,
+    Effects,
+    Heat,
+    Line,
+    Link,
+    Nesting,
+    Part,
+    Picture,
+    Scatter,
+    Section,
+    Series,
+    Split,
+    Strip,
+    Table,
+    Verdict,
+)
+from perfnb.draw.palette import BLUE, mark
+
+FORWARD, BACKWARD, LOSS = mark("forward"), mark("backward"), mark("loss")
+TIME, COST = Axis("t", "ms"), Axis("y", "ms")
+
+
+def lines_of(section: Section, width: int = 60) -> list[str]:
+    return [line.rstrip() for line in section_text(section, width)]
+
+
+def paths_of(html: str, colour: str) -> list[str]:
+    """Return the paths of one colour, whether they are lines or areas."""
+    return re.findall(rf'<path d="([^"]+)" (?:fill="none" stroke|fill)="{colour}"', html)
+
+
+def dots_of(html: str) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="4"', html)]
+
+
+def labels_of(html: str) -> list[tuple[str, str, str, str]]:
+    """Return the position, anchor and words of each label."""
+    return re.findall(r'<text x="([^"]+)" y="([^"]+)"[^>]* text-anchor="(\w+)">([^<]*)<', html)
+
+
+def words_of(html: str) -> list[str]:
+    """Return the words between the tags of a page."""
+    return [words.strip() for words in re.split(r"<[^>]*>", html.replace("\u00a0", " ")) if words.strip()]
+
+
+ONE_BAR = Bars("", "ms", (Bar("", (Part(FORWARD, 6.0), Part(BACKWARD, 2.0), Part(LOSS, 0.0))),))
+TWO_BARS = Bars("", "ms", (Bar("a", (Part(FORWARD, 6.0), Part(BACKWARD, 2.0))), Bar("bb", (Part(FORWARD, 4.0),))))
+
+
+def test_a_bar_is_divided_in_proportion_to_its_parts() -> None:
+    assert lines_of(ONE_BAR) == ["█" * 45 + "▓" * 15, "█ forward   6.00 ms   75 %    ▓ backward  2.00 ms   25 %"]
+    html = section_html(ONE_BAR)
+    assert re.findall(r'width:([\d.]+)%;background-color:([#\w]+)"', html) == [
+        ("75.00", FORWARD.colour),
+        ("25.00", BACKWARD.colour),
+    ]
+    assert words_of(html) == ["share", "forward", "6.00 ms", "75 %", "backward", "2.00 ms", "25 %"]
+
+
+def test_several_bars_have_one_scale() -> None:
+    assert lines_of(TWO_BARS) == [
+        "a  " + "█" * 37 + "▓" * 12 + " 8.00 ms",
+        "bb " + "█" * 24 + " 4.00 ms",
+        "   █ forward ▓ backward",
+        "───────────────────────",
+        "a    6.00 ms    2.00 ms",
+        "bb   4.00 ms",
+    ]
+    html = section_html(TWO_BARS)
+    assert re.findall(r'aria-hidden="true" style="width:(\d+)px"', html) == ["240", "120"]
+    assert words_of(html)[3:] == ["a", "8.00 ms", "6.00 ms", "2.00 ms", "bb", "4.00 ms", "4.00 ms"]
+
+
+def test_the_shortest_bar_can_be_seen() -> None:
+    html = section_html(Bars("", "ms", (Bar("a", (Part(FORWARD, 1e6),)), Bar("b", (Part(FORWARD, 1.0),)))))
+    assert re.findall(r'aria-hidden="true" style="width:(\d+)px"', html) == ["240", "1"]
+    assert section_html(Bars("", "ms", (Bar("a", (Part(FORWARD, 0.0),)), Bar("b", ())))) == ""
+
+
+def test_cells_are_divided_without_a_rest() -> None:
+    assert bars.cells_of([1, 1, 1], 10) == [3, 4, 3]
+    assert bars.cells_of([3, 1], 8) == [6, 2]
+    assert bars.cells_of([0, 0], 8) == [0, 0]
+
+
+def test_a_cell_above_zero_is_never_empty() -> None:
+    assert bars.heights([-1, 0, 0.01, 0.25, 0.5, 1, 2], 1.0) == "  ▁▂▄██"
+    assert bars.heights([1.0, 2.0], 0.0) == "  "
+
+
+def test_a_legend_has_as_many_columns_as_fit() -> None:
+    entries = [(FORWARD, "1 ms", "50 %"), (BACKWARD, "123456789", "100.00 %"), (LOSS, "2 ms", "5 %")]
+    cells = ["█ forward      1 ms   50 %", "▓ backward 123456789 100.00 %", "▪ loss         2 ms    5 %"]
+    assert bars.legend(entries, 60) == cells
+    short = [entries[0]] * 3
+    cell = "█ forward     1 ms   50 %"
+    assert bars.legend(short, 3 * 25 + 8) == [f"{cell}    {cell}    {cell}"]
+    assert bars.legend(short, 3 * 25 + 7) == [f"{cell}    {cell}", cell]
+    assert bars.legend(short, 25) == [cell] * 3
+    assert bars.legend([], 60) == []
+
+
+def test_a_box_is_wide_enough_to_be_seen() -> None:
+    assert svg.box(1, 2, 3, 4) == "M1.0 2.0h3.0v4.0h-3.0z"
+    assert svg.box(1, 2, 0.01, 4) == "M1.0 2.0h0.3v4.0h-0.3z"
+
+
+def test_a_bar_without_a_width_is_as_wide_as_the_page() -> None:
+    parts = [(FORWARD, 1.0), (BACKWARD, 3.0)]
+    assert 'aria-hidden="true">' in tables.bar(parts)
+    assert 'aria-hidden="true" style="width:7px">' in tables.bar(parts, 7)
+    assert re.findall(r"width:([\d.]+)%", tables.bar(parts)) == ["25.00", "75.00"]
+
+
+EFFECTS = Effects(
+    "Times",
+    (
+        Effect("half", 0.5, (0.25, 1.0), "faster", "It warns."),
+        Effect("four", 4.0, None, "slower"),
+        Effect("eight", 8.0, (2.0, 16.0), "slower"),
+        Effect("none", None),
+    ),
+)
+
+
+def test_gains_set_the_scale_of_effects() -> None:
+    assert lines_of(EFFECTS, 80) == [
+        "Times",
+        "half   0.500 × [0.250, 1.000]  ─────●─────            faster",
+        "  It warns.",
+        "four   4.00 ×                            │         ●  slower",
+        "eight  8.00 × [2.00, 16.00]              │    ─────●  slower",
+        "none   n/a                               │",
+    ]
+    place = scale_of(EFFECTS.rows)
+    assert [place(ratio) for ratio in (0.1, 0.25, 0.5, 1, 2, 4, 64)] == [0, 0, 0.25, 0.5, 0.75, 1, 1]
+    html = section_html(EFFECTS)
+    assert dots_of(html) == [(39.5, 7), (146, 7), (146, 7)]
+    assert re.findall(r'd="M([\d.]+) 7H([\d.]+)"', html) == [("4.0", "75.0"), ("146.0", "147.0"), ("110.5", "146.0")]
+
+
+def test_a_scale_without_gains_reaches_the_slowest() -> None:
+    rows = (Effect("two", 2.0, (1.0, 4.0)), Effect("nearly", 0.95), Effect("gone", 0.0))
+    place = scale_of(rows)
+    assert [place(ratio) for ratio in (0.25, 1, 2, 4)] == [0, 0.5, 0.75, 1]
+    small = scale_of((Effect("a", 0.94), Effect("b", 4.0)))
+    assert [small(ratio) for ratio in (0.5, 1, 2, 4)] == [0, 0.5, 1, 1]
+    assert scale_of((Effect("same", 1.0),))(1.0) == 0.5
+    assert dots_of(section_html(Effects("", rows[2:]))) == []
+
+
+def test_a_narrow_page_has_no_scale_of_effects() -> None:
+    row = Effect("x" * 40, 2.0, (1.0, 4.0), "slower")
+    wide, narrow = lines_of(Effects("", (row,)), 81), lines_of(Effects("", (row,)), 60)
+    assert "●" in wide[0]
+    assert narrow == ["x" * 15 + "…" + "x" * 15 + "  2.00 × [1.00, 4.00]  slower"]
+
+
+def test_effects_say_what_counts_as_the_same() -> None:
+    shown = Effects("Times", EFFECTS.rows[1:2], 0.02)
+    assert lines_of(shown, 80)[-1] == "1 × is the baseline; ratios within 2.0 % of it are the same."
+    assert "Times (1 × is the baseline; within 2.0 % of it is the same)" in words_of(section_html(shown))
+    assert "baseline" not in " ".join(lines_of(EFFECTS, 80)) + section_html(EFFECTS)
+
+
+COLUMNS = (Column("name"), Column("time", "ms", bar=True, help="what it took"))
+ROWS: list[tuple[Any, ...]] = [("a", 4.0), ("b", 1.0), ("c", 0.0), ("d", None)]
+
+
+def test_bars_behind_rows_are_drawn_to_the_largest() -> None:
+    shown = Table("", COLUMNS, ROWS)
+    assert lines_of(shown) == [
+        "name    time",
+        "─────────────────────",
+        "a    4.00 ms ████████",
+        "b    1.00 ms ██",
+        "c       0 ms",
+        "d        n/a",
+        "n/a: not measured, or not applicable to this row",
+    ]
+    html = section_html(shown)
+    assert re.findall(r'style="width:(\d+)px;margin-right:(\d+)px">(▇+)<', html) == [
+        ("72", "5", "▇" * 8),
+        ("18", "59", "▇▇"),
+    ]
+    assert '<span title="what it took">time</span>' in html
+
+
+@pytest.mark.parametrize("numbers", [(-1.0, -2.0), (0.0, 0.0), (0.0, None)])
+def test_a_table_without_a_number_above_zero_has_no_bars(numbers: tuple[float | None, ...]) -> None:
+    shown = Table("", COLUMNS, [("a", numbers[0]), ("b", numbers[1])])
+    assert not set(" ".join(lines_of(shown))) & set("█▏▎▍▌▋▊▉")
+    assert "pf-inline-bar" not in section_html(shown)
+
+
+@pytest.mark.parametrize(
+    ("value", "drawn"), [(0.0, ""), (0.001, "▏"), (1.0, "█"), (1.5, "█▌"), (1.125, "█▏"), (7.875, "███████▉")]
+)
+def test_bars_behind_rows_have_eighths_of_a_cell(value: float, drawn: str) -> None:
+    line = lines_of(Table("", COLUMNS, [("a", 8.0), ("b", value)]))[3]
+    assert line.partition("s")[2].strip() == drawn
+
+
+def test_a_divided_bar_has_the_colours_of_its_parts() -> None:
+    columns = (Column("name"), Column("time", "ms", bar=True, marks=(FORWARD, BACKWARD)))
+    rows = [("a", Split(4.0, (1.0, 3.0))), ("b", Split(2.0, (None, 1.0))), ("c", Split(1.0, (None, None)))]
+    html = section_html(Table("", columns, rows))
+    assert re.findall(r"linear-gradient\(90deg,([^)]*)\)", html) == [
+        f"{BLUE} 0% 25%,{BACKWARD.colour} 25% 100%,transparent 0",
+        f"{BLUE} 0% 0%,{BACKWARD.colour} 0% 50%,transparent 0",
+    ]
+    assert html.count("pf-inline-bar") == 3
+
+
+def test_a_table_lists_as_many_rows_as_its_budget_and_its_tail() -> None:
+    rows = [*ROWS[:3], ("total", 5.0)]
+    shown = Table("", COLUMNS, rows, tail=1, budget=Budget(text=1, html=2), details=["", "It waits.", "", ""])
+    assert [line.split()[0] for line in lines_of(shown)[2:]] == ["a", "total", "…"]
+    assert lines_of(shown)[-1] == "… 2 more rows"
+    listed = words_of(section_html(shown))
+    assert [word for word in listed if word in ("a", "b", "c", "total")] == ["a", "b", "total"]
+    assert listed[-1] == "… 1 more row"
+    assert "It waits." in listed
+    whole = Table("", COLUMNS, rows, tail=1, budget=Budget(text=3, html=3), details=["", "It waits.", "", ""])
+    assert "more" not in " ".join([*lines_of(whole), *words_of(section_html(whole))])
+    assert lines_of(whole)[3:5] == ["b     1.00 ms █▋", "  It waits."]
+
+
+def test_rows_of_a_tree_that_are_left_out_have_their_share() -> None:
+    columns = (Column("name"), Column("share", "share", bar=True))
+    rows = [("the whole model", 1.0), ("a", 0.5), ("b", 0.3), ("c", 0.2), ("within", 0.1)]
+    nesting = Nesting([-1, 0, 0, 0, 1], [1.0, 0.5, 0.3, 0.2, 0.1])
+    shown = Table("", columns, rows, nesting, budget=Budget(text=3, html=3), noun="layer")
+    assert [line.rstrip("█▏▎▍▌▋▊▉ ") for line in lines_of(shown)[2:]] == [
+        "the whole model 100 %",
+        "├─ a +1          50 %",
+        "└─ … 2 more layers, 50 %",
+    ]
+    html = section_html(shown)
+    assert "&nbsp;" * 4 + "… 2 more layers, 50\u00a0%" in html
+    assert "<em>+1</em>" in html
+
+
+def test_a_line_of_a_series_reaches_to_its_next_value() -> None:
+    lines = (Line(FORWARD, [1, 2, 4, None]), Line(BACKWARD, [8, 4, 2, 1]))
+    shown = Series("", TIME, COST, [0, 1, 2, 3], lines, {"cap": 9.0}, spans=((FORWARD, 0, 1), (BACKWARD, 2, 3)))
+    assert lines_of(shown) == [
+        "forward  " + "▁" * 10 + "▂" * 11 + "▄" * 11 + " 1.00 ms to 4.00 ms",
+        "backward " + "█" * 11 + "▄" * 11 + "▂" * 10 + " 1.00 ms to 8.00 ms",
+        "         " + "█" * 11 + " " * 10 + "▓" * 11,
+        "█ forward · ▓ backward",
+        "t from 0 ms to 3.00 ms · cap: 9.00 ms",
+    ]
+
+
+def test_stacked_lines_have_a_row_for_their_sum() -> None:
+    shown = Series("", TIME, COST, [0, 1], (Line(FORWARD, [1, 2]), Line(BACKWARD, [3, None])), stacked=True)
+    assert lines_of(shown) == [
+        "forward  " + "▂" * 31 + "▄ 1.00 ms to 2.00 ms",
+        "backward " + "▆" * 32 + " 3.00 ms to 3.00 ms",
+        "together " + "█" * 32 + " 2.00 ms to 4.00 ms",
+        "t from 0 ms to 1.00 ms",
+    ]
+    html = section_html(shown)
+    assert paths_of(html, FORWARD.colour) == [
+        "M88.0 150.0L712.0 150.0L712.0 79.0L88.0 114.5Z",
+        "M88.0 114.5L712.0 79.0",
+    ]
+    assert paths_of(html, BACKWARD.colour) == ["M88.0 114.5L712.0 79.0L712.0 79.0L88.0 8.0Z", "M88.0 8.0L712.0 79.0"]
+    assert html.count('fill-opacity="1"') == 2
+
+
+def test_heights_on_a_logarithmic_axis_start_at_the_smallest_value() -> None:
+    shown = Series("", TIME, Axis("y", "ms", True), [0, 1, 2], (Line(FORWARD, [1, 10, 100]),))
+    assert lines_of(shown)[0] == "forward " + "▁" * 17 + "▄" * 16 + "█ 1.00 ms to 100 ms"
+    same = Series("", TIME, Axis("y", "ms", True), [0, 1], (Line(FORWARD, [5, 5]),))
+    assert lines_of(same)[0].count("█") == 60 - len("forward  5.00 ms to 5.00 ms")
+
+
+def test_a_line_is_drawn_with_its_band_levels_and_events() -> None:
+    lines = (Line(FORWARD, [1, 2, 4, None]), Line(BACKWARD, [8, 4, 2, 1], [7, 3, 1, 1], [9, 5, None, 1]))
+    events = ((FORWARD, 0, 1), (LOSS, 2, 3), (LOSS, 1, 2))
+    shown = Series("Memory", TIME, COST, [0, 1, 2, 3], lines, {"cap": 9.0}, spans=events)
+    html = section_html(shown)
+    assert paths_of(html, FORWARD.colour) == ["M88.0 134.2L296.0 118.4L504.0 86.9", "M88.0 151.0h208.0v5.0h-208.0z"]
+    assert paths_of(html, BACKWARD.colour) == [
+        "M88.0 39.6L296.0 102.7L504.0 134.2L712.0 134.2L712.0 134.2L296.0 71.1L88.0 8.0Z",
+        "M88.0 23.8L296.0 86.9L504.0 118.4L712.0 134.2",
+    ]
+    assert paths_of(html, LOSS.colour) == ["M504.0 151.0h208.0v5.0h-208.0z", "M296.0 151.0h208.0v5.0h-208.0z"]
+    assert 'fill-opacity="0.2"' in html
+    assert '<path d="M88 8.0H720" stroke="currentColor" stroke-dasharray' in html
+    assert re.findall(r'aria-label="([^"]*)"', html.replace("\u00a0", " ")) == [
+        "forward: 1.00 ms to 4.00 ms; backward: 1.00 ms to 8.00 ms; t from 0 ms to 3.00 ms; cap: 9.00 ms"
+    ]
+    assert words_of(html)[:7] == [
+        *("Memory", "forward: 1.00 ms to 4.00 ms", "backward: 1.00 ms to 8.00 ms"),
+        *("Meanwhile:", "forward", "loss", "0 ms"),
+    ]
+    assert "Meanwhile" not in section_html(Series("Memory", TIME, COST, [0, 1, 2, 3], lines))
+
+
+def test_the_words_of_a_level_lie_above_it_unless_it_is_at_the_top() -> None:
+    values = (Line(FORWARD, [100.0, 100.0]),)
+    html = section_html(Series("", TIME, COST, [0, 1], values, {"half": 50.0, "most": 100.0}))
+    assert [label[:3] for label in labels_of(html) if label[3] in ("half", "most")] == [
+        ("92", "76", "start"),
+        ("92", "20", "start"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("axis", "values", "ticks", "places"),
+    [
+        (Axis("x", "ms"), (0, 10), {"0 ms": 100, "10 ms": 200}, {-1: 100, 5: 150, 11: 200}),
+        (Axis("x", "ms"), (5, 5), {"5 ms": 150}, {0: 150, 9: 150}),
+        (Axis("x", "ms"), (), {}, {1: 150}),
+        (Axis("x", "ms", True), (0,), {}, {1: 150}),
+        (
+            Axis("x", "ms", True),
+            (0, 1, 1000),
+            {"1 ms": 103.125, "10 ms": 134.375, "100 ms": 165.625, "1 s": 196.875},
+            {0: 100, -1: 100, 1: 103.125, 1000: 196.875, 1e6: 200},
+        ),
+        (Axis("x", "ms", True), (2, 30), {"2 ms": 107.267, "30 ms": 192.733}, {10: 158.061}),
+        (Axis("x", "ms", True), (2, 300), {"10 ms": 133.625, "100 ms": 175.711}, {2: 104.209}),
+        (Axis("x", "bytes", True), (1, 1000), {"1 B": 103.125, "1,000 B": 196.875}, {10: 134.375}),
+    ],
+)
+def test_an_axis_has_ticks_at_its_ends_or_at_powers_of_ten(
+    axis: Axis, values: tuple[float, ...], ticks: dict[str, float], places: dict[float, float]
+) -> None:
+    place, found = as_html._scale(axis, values, 100, 200)
+    assert {word: at for at, word in found} == pytest.approx(ticks, abs=1e-3)
+    assert {value: place(value) for value in places} == pytest.approx(places, abs=0.01)
+
+
+def test_the_last_tick_of_an_axis_ends_at_it() -> None:
+    html = section_html(Series("", TIME, COST, [0, 10], (Line(FORWARD, [5, 2]),)))
+    assert labels_of(html) == [
+        ("88", "165", "middle", "0 ms"),
+        ("712", "165", "end", "10 ms"),
+        ("84", "154", "end", "0 ms"),
+        ("84", "12", "end", "5 ms"),
+        ("404", "181", "middle", "t → · ↑ y"),
+    ]
+    assert re.findall(r'd="(M[^"]+)" stroke="currentColor" stroke-opacity=".12"', html) == [
+        *("M88.0 4V150", "M712.0 4V150", "M88 150.0H720", "M88 8.0H720")
+    ]
+
+
+def test_dots_are_placed_between_the_ends_of_both_axes() -> None:
+    dots = (Dot("a", 1, 1, FORWARD), Dot("b", 3, 2, BACKWARD))
+    html = section_html(Scatter("Points", TIME, COST, dots))
+    assert dots_of(html) == [(88, 260), (712, 8)]
+    assert labels_of(html)[-2:] == [("96", "264", "start", "a"), ("704", "12", "end", "b")]
+    assert words_of(html)[-8:] == ["a", "forward", "1.00 ms", "1.00 ms", "b", "backward", "3.00 ms", "2.00 ms"]
+    assert "<caption>" not in html
+
+
+def test_a_line_of_a_scatter_plot_belongs_to_its_scale() -> None:
+    dots = (Dot("a", 1, 1, FORWARD), Dot("b", 3, 2, BACKWARD))
+    html = section_html(Scatter("", TIME, COST, dots, ((LOSS, ((1, 1), (5, 5))),), selects="rows"))
+    assert dots_of(html) == [(88, 260), (400, 197)]
+    assert paths_of(html, LOSS.colour) == ["M88.0 260.0L712.0 8.0"]
+    assert ("712", "3", "end", "loss") in labels_of(html)
+    assert "<table>" not in html
+    assert section_text(Scatter("", TIME, COST, dots, selects="rows"), 60) == []
+    assert len(section_text(Scatter("", TIME, COST, dots), 60)) == 4
+
+
+def test_a_single_dot_is_only_listed() -> None:
+    one = Scatter("Points", TIME, COST, (Dot("a", 1, 1, FORWARD),))
+    assert "<svg" not in section_html(one)
+    assert "<caption>Points</caption>" in section_html(one)
+    log = Axis("t", "ms", True)
+    dots = (Dot("a", 1, 1, FORWARD), Dot("b", 0, 2, FORWARD), Dot("c", float("nan"), 2, FORWARD))
+    assert "<svg" not in section_html(Scatter("", log, COST, dots))
+    assert "<svg" not in section_html(Scatter("", COST, log, tuple(Dot(d.label, d.y, d.x, d.mark) for d in dots)))
+    assert dots_of(section_html(Scatter("", TIME, COST, dots))) == [(712, 260), (88, 8)]
+
+
+def test_names_of_dots_do_not_overlap() -> None:
+    near = (Dot("first", 0.0, 0.0, FORWARD), Dot("near", 0.1, 0.0, FORWARD), Dot("far", 10.0, 10.0, FORWARD))
+    named = [label[3] for label in labels_of(section_html(Scatter("", TIME, COST, near)))]
+    assert named[-2:] == ["first", "far"]
+    dots = [Dot("abc", 1, 1, FORWARD)] * 4
+
+    def names_at(*places: tuple[float, float]) -> int:
+        return len(list(as_html._names_of(dots[: len(places)], places)))
+
+    assert names_at((100, 100), (269.9, 112.9)) == 1
+    assert names_at((100, 100), (270, 100)) == 2
+    assert names_at((100, 100), (100, 113)) == 2
+    assert names_at((100, 100), (100, 87)) == 2
+    assert names_at((100, 100), (269, 100), (439, 100)) == 2
+
+
+def test_only_the_first_dots_have_names() -> None:
+    dots = [Dot(str(place), 1, 1, FORWARD) for place in range(7)]
+    named = as_html._names_of(dots, [(100.0, 20.0 * place) for place in range(7)])
+    assert [label[3] for label in labels_of("".join(named))] == ["0", "1", "2", "3", "4"]
+
+
+def test_measurements_are_dots_in_the_row_of_their_group() -> None:
+    shown = Strip("", Axis("r", "ratio"), ((FORWARD, [1.0, 2.0, 2.0]), (BACKWARD, [3.0])), ("same", 1.5))
+    assert lines_of(shown) == [
+        "forward  ▄" + " " * 24 + "█",
+        "backward " + " " * 50 + "█",
+        "r from 1.00 × to 3.00 × · same: 1.50 ×",
+    ]
+    html = section_html(shown)
+    assert dots_of(html) == [(88, 39.5), (400, 39.5), (400, 39.5), (712, 110.5)]
+    assert re.findall(r'd="M([\d.]+) 4V150" stroke="currentColor" stroke-dasharray', html) == ["244.0"]
+
+
+def test_a_strip_of_equal_measurements_is_one_cell() -> None:
+    assert lines_of(Strip("", Axis("r", "ratio"), ((FORWARD, [1.0, 1.0]),))) == ["forward █", "r from 1.00 × to 1.00 ×"]
+    unmarked = section_html(Strip("", Axis("r", "ratio"), ((FORWARD, [1.0, 2.0]),)))
+    assert "stroke-dasharray" not in unmarked
+
+
+def test_a_value_of_a_strip_beyond_all_measurements_widens_its_axis() -> None:
+    html = section_html(Strip("", Axis("r", "ratio"), ((FORWARD, [1.0, 2.0]),), ("limit", 5.0)))
+    assert dots_of(html) == [(88, 75), (244, 75)]
+
+
+def test_a_heat_map_is_as_intense_as_its_numbers_are_large() -> None:
+    shown = Heat("", "ms", ["r", "qq"], ["a", "b"], [[1.0, 8.0], [None, 4.0]], "to")
+    assert lines_of(shown) == ["r  ▁█", "qq  ▄", "to: a to b · highest: 8.00 ms"]
+    html = section_html(shown)
+    assert re.findall(rf"color-mix\(in srgb,{BLUE} (\d+)%,transparent\)", html) == ["8", "60", "0", "30"]
+    assert words_of(html) == ["to", "a", "b", "r", "1.00 ms", "8.00 ms", "qq", "n/a", "4.00 ms"]
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_a_heat_map_without_a_number_above_zero_has_no_colour(value: float) -> None:
+    html = section_html(Heat("", "ms", ["r"], ["a", "b"], [[value, value]]))
+    assert re.findall(r" (\d+)%,transparent", html) == ["0", "0"]
+
+
+def test_findings_are_numbered_if_there_are_several() -> None:
+    first = Card("wait", "2 ms", evidence="e", advice="a", code="c()", trial=("Try it:", "t()"), confidence="high")
+    second = Card("copy", "1 ms")
+    assert lines_of(Cards("", (first, second))) == [
+        "1. wait: 2 ms, high confidence",
+        *("   e", "   Try: a", "      c()", "      t()"),
+        "2. copy: 1 ms",
+    ]
+    assert lines_of(Cards("", (second,))) == ["copy: 1 ms"]
+    assert words_of(section_html(Cards("", (second,)))) == ["copy", ": 1 ms"]
+
+
+@pytest.mark.parametrize(
+    ("caveat", "words", "said"),
+    [
+        ("Once.", "conv", ["Caveat: Once. About:", "conv", "."]),
+        ("Once.", "", ["Caveat: Once."]),
+        ("", "conv", ["About:", "conv", "."]),
+        ("", "", []),
+    ],
+)
+def test_a_finding_ends_with_its_caveat_and_its_rows(caveat: str, words: str, said: list[str]) -> None:
+    links = (Link("layers", "model.conv", words),) if words else ()
+    html = section_html(Cards("", (Card("copy", "1 ms", caveat=caveat, links=links),)))
+    assert words_of(html)[2:] == said
+
+
+def test_the_first_alternative_is_open() -> None:
+    shown = Choice("", {"a": (Code("x"), Code("y")), "b": (Code("z"),), "c": ()})
+    assert lines_of(shown) == ["a (also: b, c)", "x", "", "y"]
+    html = section_html(shown)
+    assert re.findall(r"<details( open)?><summary>(\w)<", html) == [(" open", "a"), ("", "b")]
+    assert lines_of(Choice("", {"a": (Code("x"),)})) == ["a", "x"]
+    assert lines_of(Choice("", {"a": (), "b": (Code("x"),)})) == []
+
+
+def test_charts_of_a_picture_with_one_axis_describe_it_once() -> None:
+    chart = Series("Memory", TIME, COST, [0, 1], (Line(FORWARD, [1, 2]),))
+    later = Series("Memory", TIME, COST, [0, 2], (Line(FORWARD, [1, 2]),))
+    other = Series("Memory", Axis("u", "ms"), COST, [0, 1], (Line(FORWARD, [1, 2]),))
+
+    def described(*parts: Section) -> list[str]:
+        return [line for line in lines_of(Picture("flame", "", static=parts)) if " from " in line]
+
+    assert described(chart, chart) == ["t from 0 ms to 1.00 ms"]
+    assert described(chart, later) == ["t from 0 ms to 1.00 ms", "t from 0 ms to 2.00 ms"]
+    assert described(chart, other) == ["t from 0 ms to 1.00 ms", "u from 0 ms to 1.00 ms"]
+    assert described(chart, Code("x"), chart) == ["t from 0 ms to 1.00 ms"] * 2
+    assert lines_of(Picture("flame", "", static=(Code("x"), Code("y")))) == ["x", "", "y"]
+
+
+def test_names_of_columns_that_do_not_fit_are_listed() -> None:
+    columns = (Column("name"), Column("dtype", priority=1), *(Column(f"time {place}", "ms") for place in range(8)))
+    (line,) = (line for line in lines_of(Table("", columns, [("a", "float", *[1.5] * 8)])) if "Not shown" in line)
+    assert line == "Not shown at this width: dtype, time 7."
+
+
+def test_facts_are_not_broken_if_they_fit_into_a_line() -> None:
+    facts = ("a" * 30, "b" * 27, "c" * 30, "d" * 28)
+    shown = document_text(Document("profile", facts=facts), 60).splitlines()
+    assert shown[1:] == [f"{'a' * 30} · {'b' * 27}", "c" * 30, "d" * 28]
+
+
+def test_a_verdict_has_its_reasons_below_it() -> None:
+    verdict = Verdict("open", "It waits.", "It was measured.", "Use workers.", confidence="low")
+    assert document_text(Document("profile", verdict=verdict)).splitlines()[1:] == [
+        *("It waits (low confidence)", "Why   It was measured.", "Next  Use workers.")
+    ]
+    plain = document_text(Document("profile", verdict=Verdict("good", "It waits.", next="Use workers.")))
+    assert plain.splitlines()[1:] == ["It waits.", "Next  Use workers."]
+
+
+@pytest.mark.parametrize(
+    ("width", "name", "shown"),
+    [
+        (29.2, "abcdefgh", "ab…h"),
+        (29.1, "abcdefgh", None),
+        (23.4, "abc", "abc"),
+        (23.3, "abc", None),
+        (200.0, "", ""),
+        (10.0, "", None),
+    ],
+)
+def test_a_box_has_its_name_if_there_is_room(width: float, name: str, shown: str | None) -> None:
+    html = boxes_svg([Box(1.0, 30.0, width, "#ffffff", name)])
+    found = re.findall(r'<text x="4.0" y="40.5">([^<]*)</text>', html)
+    assert found == ([] if shown is None else [shown])
+
+
+def test_boxes_of_a_colour_are_one_path_with_readable_names() -> None:
+    boxes = [Box(0, 0, 50.6, "#ffffff", "a"), Box(60, 15, 0.5, "#000000", "b"), Box(70, 0, 50.6, "#ffffff", "c")]
+    html = boxes_svg([*boxes, Box(0, 30, 50.6, "#000000", "d")])
+    assert re.findall(r'<path d="([^"]*)" fill="([^"]*)"/>', html) == [
+        ("M0.0 0h50.0v14h-50.0zM70.0 0h50.0v14h-50.0z", "#ffffff"),
+        ("M60.0 15h0.4v14h-0.4zM0.0 30h50.0v14h-50.0z", "#000000"),
+    ]
+    assert re.findall(r'fill="(#\w+)">((?:<text[^>]*>\w</text>)+)', html) == [
+        ("#000", '<text x="3.0" y="10.5">a</text><text x="73.0" y="10.5">c</text>'),
+        ("#fff", '<text x="3.0" y="40.5">d</text>'),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("colour", "ink"), [("#ff0000", "#fff"), ("#00ff00", "#000"), ("#0000ff", "#fff"), ("#ff4000", "#fff")]
+)
+def test_names_contrast_with_their_boxes(colour: str, ink: str) -> None:
+    assert f'fill="{ink}">' in boxes_svg([Box(0, 0, 50, colour, "a")])
