@@ -91,3 +91,13 @@ def test_a_step_without_operators_has_none() -> None:
     tree = op_tree(ByHand().step(0, 100).recording())
 
     assert len(tree.nodes) == len(tree.work) == 0
+
+
+def test_work_outside_the_steps_counts_only_in_traces_from_elsewhere() -> None:
+    def names(**meta: object) -> list[str]:
+        hand = ByHand().op("aten::before", 0, 20).step(100, 200).op("aten::mm", 110, 120).op("aten::after", 300, 310)
+        hand.op("aten::other", 130, 140, thread=9)
+        return list(op_tree(hand.recording(**meta)).nodes["name"].astype(str))
+
+    assert names() == ["aten::mm"]
+    assert set(names(trace={})) > {"aten::mm", "aten::other"}

@@ -357,6 +357,21 @@ def test_a_wrapped_model_is_unwrapped_for_a_comparison(
     assert [kind] == RAN
 
 
+@pytest.mark.usefixtures("parallel")
+def test_the_model_of_a_cell_is_wrapped_if_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    group, main = Group(monkeypatch), sys.modules["__main__"]
+    model = nn.Linear(1, 1)
+    variables: dict[str, Any] = {"__name__": "__main__", "seen": [], "net": model, "_other": nn.Linear(1, 1)}
+    body = compile("seen.append(type(net).__name__ + type(_other).__name__)", "<cell>", "exec")
+    for name in ("seen", "net", "_other"):
+        monkeypatch.setattr(main, name, None, raising=False)
+
+    group.run(tmp_path, Order("cell", pack_cell(body, None, variables, names_in(body), None), ddp=True))
+
+    assert group.given["namespace"]["seen"] == ["ReadsLinear"]  # names with an underscore are IPython's
+    assert group.given["models"] is None
+
+
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """The environment of a rank whose process is this one."""
