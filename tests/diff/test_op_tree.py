@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from perfnb.diff.op_tree import OpTree, op_tree
+import numpy as np
+
+from perfnb.diff.op_tree import OpTree, _of_blocks, op_tree
 from tests.recordings import ByHand
 
 
@@ -101,3 +103,13 @@ def test_work_outside_the_steps_counts_only_in_traces_from_elsewhere() -> None:
 
     assert names() == ["aten::mm"]
     assert set(names(trace={})) > {"aten::mm", "aten::other"}
+
+
+def test_a_node_has_the_text_of_its_block_if_there_is_one() -> None:
+    for texts in (["a", "", "b", "a"], ["", "a", "b", "a"], ["a", "a", "b", ""]):
+        of_nodes = _of_blocks(np.array(texts, dtype=object), np.array([3, 2, 1, 0, 0]))
+
+        assert [None if text != text else text for text in of_nodes] == [
+            text or None for text in (texts[3], texts[2], texts[1], texts[0], texts[0])
+        ]
+        assert set(of_nodes.categories) == {"a", "b"}
