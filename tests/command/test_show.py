@@ -162,6 +162,7 @@ def test_ranks_are_shown_side_by_side(tmp_path: Path) -> None:
     done = called("ranks", tmp_path / "traces")
     assert done.stdout == f"{package.load(tmp_path / 'traces')}\n"
     assert called("ranks", *paths).stdout == done.stdout
+    assert "1 rank" in called("ranks", paths[2]).stdout  # one trace of a job is a rank too
     assert json.loads(called("ranks", tmp_path / "traces", "--json").stdout)["kind"] == "ranks"
     assert called("ranks", tmp_path / "traces", "--html", tmp_path / "r.html").returncode == 0
     assert "4 ranks" in (tmp_path / "r.html").read_text("utf-8")
