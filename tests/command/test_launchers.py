@@ -22,6 +22,9 @@ UNDER_PERFNB = ["-m", "perfnb", "run", *OPTIONS]
         ("torchrun --nproc-per-node 2 train.py -m x", ["--nproc-per-node", "2"], ["train.py", "-m", "x"]),
         ("torchrun --nnodes=2 -m package.train --to 1", ["--nnodes=2"], ["-m", "package.train", "--to", "1"]),
         ("torchrun --standalone train.py -- -m x", ["--standalone"], ["train.py", "-m", "x"]),
+        ("torchrun --standalone train.py -- x", ["--standalone"], ["train.py", "x"]),
+        ("torchrun --nproc-per-node 2 train.py -- 3 4", ["--nproc-per-node", "2"], ["train.py", "3", "4"]),
+        ("torchrun train.py", [], ["train.py"]),
         ("/usr/bin/torchrun --module --standalone a.b", ["--standalone"], ["-m", "a.b"]),
     ],
 )

@@ -17,14 +17,13 @@ from tests.memory.snapshots import dumped, small
 from tests.ranks.rank_traces import rank_trace, written
 from tests.recordings import ByHand
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def profile(tmp_path: Path) -> Path:
     return Profile(ByHand().step(0, 1000).op("aten::mm", 10, 900).step(2000, 3000).recording()).save(tmp_path / "p")
 
 
+@pytest.mark.slow
 def test_the_text_is_that_of_the_object(profile: Path) -> None:
     done = perfnb("show", profile)
 
@@ -39,6 +38,7 @@ def test_the_text_is_no_wider_than_the_terminal(profile: Path) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_is_no_error(profile: Path) -> None:
     # The reader ends before anything is written.
     with subprocess.Popen(
@@ -51,6 +51,7 @@ def test_a_reader_that_leaves_is_no_error(profile: Path) -> None:
         assert process.stderr.read() == b""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_output_that_cannot_be_written_is_told(profile: Path, form: tuple[str, ...]) -> None:
@@ -94,6 +95,7 @@ def test_a_page_is_written(profile: Path, tmp_path: Path) -> None:
     assert "by hand" in (tmp_path / "deep" / "p.html").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_a_browser_opens_the_page(profile: Path, tmp_path: Path) -> None:
     # Python's own way to name a browser: a command whose argument is the address.
     browser = f"{sys.executable} -c \"import sys; open('seen', 'w').write(sys.argv[1])\" %s"
@@ -143,6 +145,7 @@ def kinds(folder: Path) -> dict[str, Path]:
     }
 
 
+@pytest.mark.slow
 def test_every_kind_shows_itself(tmp_path: Path) -> None:
     for kind, path in kinds(tmp_path).items():
         text = called("show", path)
@@ -156,14 +159,16 @@ def test_every_kind_shows_itself(tmp_path: Path) -> None:
 def test_ranks_are_shown_side_by_side(tmp_path: Path) -> None:
     paths = ranks(tmp_path)
 
-    done = perfnb("ranks", tmp_path / "traces")
+    done = called("ranks", tmp_path / "traces")
     assert done.stdout == f"{package.load(tmp_path / 'traces')}\n"
     assert called("ranks", *paths).stdout == done.stdout
+    assert "1 rank" in called("ranks", paths[2]).stdout  # one trace of a job is a rank too
     assert json.loads(called("ranks", tmp_path / "traces", "--json").stdout)["kind"] == "ranks"
     assert called("ranks", tmp_path / "traces", "--html", tmp_path / "r.html").returncode == 0
     assert "4 ranks" in (tmp_path / "r.html").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_one_rank_is_shown_alone(tmp_path: Path, profile: Path) -> None:
     ranks(tmp_path)
     saved = package.load(tmp_path / "traces").save(tmp_path / "job")
@@ -174,7 +179,6 @@ def test_one_rank_is_shown_alone(tmp_path: Path, profile: Path) -> None:
     done = called("show", saved, "--rank", 7)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"perfnb show: {saved} does not contain rank 7. It contains 0, 1, 2, 3.\n"
-    assert "is a Profile and does not contain ranks: omit --rank." in called("show", profile, "--rank", 0).stderr
 
 
 def test_what_holds_no_ranks_is_refused(profile: Path) -> None:
@@ -182,8 +186,10 @@ def test_what_holds_no_ranks_is_refused(profile: Path) -> None:
 
     assert (done.returncode, done.stdout) == (2, "")
     assert "is a Profile and does not contain ranks" in done.stderr
+    assert "does not contain ranks: omit --rank." in called("show", profile, "--rank", 0).stderr
 
 
+@pytest.mark.slow
 def test_the_machine_is_checked() -> None:
     done = perfnb("system")
 

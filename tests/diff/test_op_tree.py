@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from perfnb.diff.op_tree import OpTree, op_tree
+import numpy as np
+
+from perfnb.diff.op_tree import OpTree, _of_blocks, op_tree
 from tests.recordings import ByHand
 
 
@@ -91,3 +93,23 @@ def test_a_step_without_operators_has_none() -> None:
     tree = op_tree(ByHand().step(0, 100).recording())
 
     assert len(tree.nodes) == len(tree.work) == 0
+
+
+def test_work_outside_the_steps_counts_only_in_traces_from_elsewhere() -> None:
+    def names(**meta: object) -> list[str]:
+        hand = ByHand().op("aten::before", 0, 20).step(100, 200).op("aten::mm", 110, 120).op("aten::after", 300, 310)
+        hand.op("aten::other", 130, 140, thread=9)
+        return list(op_tree(hand.recording(**meta)).nodes["name"].astype(str))
+
+    assert names() == ["aten::mm"]
+    assert set(names(trace={})) > {"aten::mm", "aten::other"}
+
+
+def test_a_node_has_the_text_of_its_block_if_there_is_one() -> None:
+    for texts in (["a", "", "b", "a"], ["", "a", "b", "a"], ["a", "a", "b", ""]):
+        of_nodes = _of_blocks(np.array(texts, dtype=object), np.array([3, 2, 1, 0, 0]))
+
+        assert [None if text != text else text for text in of_nodes] == [
+            text or None for text in (texts[3], texts[2], texts[1], texts[0], texts[0])
+        ]
+        assert set(of_nodes.categories) == {"a", "b"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfnb.stats.change_points import change_points
+from perfnb.stats.change_points import _inflation, change_points
 
 
 def noise(count: int, seed: int, spread: float = 0.02) -> np.ndarray:
@@ -65,6 +65,22 @@ def test_more_comparisons_ask_for_a_clearer_change() -> None:
     assert among.place == alone.place
     assert among.p_value == pytest.approx(7 * alone.p_value)
     assert change_points(values, comparisons=round(1 / alone.p_value)) == []
+
+
+@pytest.mark.parametrize(("rho", "factor"), [(0.5, 3.0), (0.6, 4.0)])
+def test_correlation_widens_as_the_sums_of_an_autoregression_vary(rho: float, factor: float) -> None:
+    """By Bayley and Hammersley, the factor is (1 + rho) / (1 - rho)."""
+    values = autoregressive(10_000, rho, 7)
+    assert _inflation(values, 5000) == pytest.approx(factor, rel=0.1)
+    values[5000:] += 3
+    assert _inflation(values, 5000) == pytest.approx(factor, rel=0.1)  # the change itself is no correlation
+
+
+def test_changes_alone_do_not_look_like_correlation() -> None:
+    values = noise(1000, 8)
+    assert _inflation(values, 500) == 1.0
+    values[200:600] *= 1.5
+    assert _inflation(values, 200) == 1.0  # the second change is still in them
 
 
 @pytest.mark.simulation

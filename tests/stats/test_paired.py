@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import mannwhitneyu
 
 from perfnb.stats.comparisons import PairedComparison, compare_pairs
+from perfnb.stats.intervals import hodges_lehmann
 from perfnb.stats.planning import plan_pairs
 from tests.system.machines import LOADS, autoregressive, interleaved, steps
 
@@ -138,6 +139,21 @@ def test_the_rule(shift: float, noise: float, band: float, verdict: str) -> None
     inner, outer = (math.log(high / low) for low, high in (found.equivalence_ci, found.ratio_ci))
     assert inner / outer == pytest.approx(1.645 / 1.960, abs=0.05)
     assert found.correlation == 0
+
+
+def test_few_correlated_pairs_count_as_at_least_three_independent_ones() -> None:
+    values = 0.01 * np.arange(20.0)  # each says nearly the same as the one before
+
+    found, plain = compare_pairs(values), hodges_lehmann(values)
+
+    assert found.correlation == 0.9
+    assert found.ratio_ci is not None
+    # Student's t for three and for 20 values, from a table.
+    wider = math.sqrt(20 / 3) * 4.3027 / 2.0930
+    assert math.log(found.ratio_ci[0]) == pytest.approx(plain.estimate - wider * (plain.estimate - plain.low), rel=1e-3)
+    assert math.log(found.ratio_ci[1]) == pytest.approx(
+        plain.estimate + wider * (plain.high - plain.estimate), rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("pairs", range(1, 6))

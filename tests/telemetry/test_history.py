@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfnb.telemetry.history import FEWEST_ROWS, History
+from perfnb.telemetry import history as history_module
+from perfnb.telemetry.history import FEWEST_ROWS, History, Marks, throttle_words
 
 
 def filled(history: History, values: list[float | None], device: str = "host", interval: float = 0.5) -> None:
@@ -113,3 +114,50 @@ def test_what_all_readings_went_into_is_exact_however_they_were_joined() -> None
         "readings": known,
     }
     assert np.nanmax(history.columns()["host"]["rate"]) < 1000
+
+
+def test_the_oldest_marks_go_if_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_module, "MOST_MARKS", 10)
+    marks = Marks()
+    outer = marks.start("outer", 0.0)
+    for place in range(10):
+        marks.end(marks.start(f"mark {place}", float(place)), place + 0.5)
+    assert (len(marks.all()), marks.dropped) == (11, 0)
+
+    marks.end(marks.start("one more", 10.0), 10.5)
+
+    assert [mark.name for mark in marks.all()] == ["outer", "mark 6", "mark 7", "mark 8", "mark 9", "one more"]
+    assert marks.dropped == 6
+    marks.end(outer, 11.0)
+    assert [mark.name for mark in marks.all(latest=2)] == ["outer", "one more"]
+
+
+def test_marks_know_what_is_around_them_and_count_their_changes() -> None:
+    marks = Marks()
+    outer, inner = marks.start("outer", 1.0), marks.start("inner", 1.0)
+    marks.end(inner, 2.0)
+    marks.end(inner, 9.0)  # it has ended already
+    later = marks.start("later", 3.0)
+
+    assert marks.all() == [("outer", 0, 1.0, None), ("inner", 1, 1.0, 2.0), ("later", 1, 3.0, None)]
+    assert marks.changes == 4
+    marks.end_all(5.0)
+    assert marks.changes == 6
+    assert [mark.end_s for mark in marks.all()] == [5.0, 2.0, 5.0]
+    assert len({outer, inner, later}) == 3
+
+
+@pytest.mark.parametrize(
+    ("bits", "words"),
+    [
+        (0x000, []),
+        (0x001 | 0x002, []),
+        (0x004 | 0x001, ["SwPowerCap"]),
+        (0x040 | 0x008, ["HwSlowdown", "HwThermalSlowdown"]),
+        (0x400, ["Reliability"]),
+        (0x800, ["Other"]),
+        (0x800 | 0x010, ["Other", "SyncBoost"]),
+    ],
+)
+def test_reasons_to_throttle_are_named_if_they_slow_down(bits: int, words: list[str]) -> None:
+    assert throttle_words(bits) == words

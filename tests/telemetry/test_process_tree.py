@@ -6,9 +6,11 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from perfnb.telemetry.sampler import process
 from perfnb.telemetry.sampler.process import ProcessSource, ProcFiles, Seen
 from perfnb.telemetry.sampler.source import Lost
 
@@ -203,3 +205,35 @@ def test_files_that_say_anything_else_are_no_processes(files: Files, text: str) 
     (files.folder / "1" / "stat").write_text(text)
     with pytest.raises(Lost):
         told()
+
+
+@pytest.mark.parametrize(
+    ("user", "system", "agrees"),
+    [
+        (6.0, 4.0, True),
+        (6.0, 3.85, True),
+        (6.15, 4.0, True),
+        (6.0, 3.75, False),
+        (6.25, 4.0, False),
+        (4.0, 14.0, False),
+    ],
+)
+def test_the_clock_of_a_process_is_used_only_if_it_agrees_with_its_ticks(
+    user: float, system: float, agrees: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock says 10 s, and ticks of 10 ms and the time between both readings are no disagreement."""
+    monkeypatch.setattr(process, "_exact_cpu_ns", lambda pid: 10 * 10**9)
+    times = SimpleNamespace(user=user, system=system)
+    monkeypatch.setattr(process.psutil, "Process", lambda pid: SimpleNamespace(cpu_times=lambda: times))
+
+    assert ProcFiles._clock_agrees(None, 7) == agrees  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", [OSError(), OverflowError(), AttributeError()])
+def test_a_clock_that_cannot_be_read_is_not_used(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(pid: int) -> int:
+        raise error
+
+    monkeypatch.setattr(process, "_exact_cpu_ns", fails)
+
+    assert not ProcFiles._clock_agrees(None, os.getpid())  # type: ignore[arg-type]
