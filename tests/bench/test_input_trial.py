@@ -151,7 +151,7 @@ def endless() -> Iterator[Tensor]:
         (lambda: (torch.ones(2, 4),), False),
         (lambda: loading(0), False),
         (lambda: Told(1), True),
-        (endless, True),  # nobody knows what it does
+        (endless, True),  # its effects are unknown
     ],
 )
 def test_lists_and_loaders_without_workers_load_nothing_while_the_model_runs(

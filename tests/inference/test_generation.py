@@ -13,7 +13,7 @@ from perfnb.inference.generation import NO_CACHE, cache_of, watch_generation
 
 
 def layer_of(tokens: int, width: int = 4, **attributes: Any) -> SimpleNamespace:
-    """Return a layer whose keys take 8 * width bytes a token and whose values take 8 bytes more."""
+    """Return a layer whose keys take 8 * width bytes per token, and whose values take 8 bytes more."""
     keys, values = torch.ones(1, 2, tokens, width), torch.ones(1, 2, tokens, width + 1)
     return SimpleNamespace(keys=keys, values=values, **attributes)
 

@@ -19,7 +19,7 @@ from perfnb.labs.made_traces import TRACES
 
 
 def _plain(value: Any) -> bool:
-    """Check whether a value consists of numbers, and of names beside them."""
+    """Check whether a value consists of numbers, possibly with names."""
     if isinstance(value, Mapping):
         return bool(value) and all(_plain(each) for each in value.values())
     if isinstance(value, (tuple, list, set, frozenset)):
