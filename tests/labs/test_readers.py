@@ -198,8 +198,9 @@ class WithLargest(Headed):
 
 def test_the_values_before_the_head_are_kept() -> None:
     card = torch.tensor([[1.0, -3.0, 2.0, 0.0], [0.5, 0.5, 0.5, 0.5]])
+    old = Headed()
     with torch.no_grad():
-        case = lab_11._whole_case(Headed(), WithLargest(), card)
+        case = lab_11._whole_case(old, WithLargest(), card)
         other = lab_11._whole_case(Headed(), Headed(), card)
 
     assert case == {
@@ -212,6 +213,7 @@ def test_the_values_before_the_head_are_kept() -> None:
         "of_scores": 4.0,
     }
     assert other == {"returned": "a single tensor"}
+    assert not old.head._forward_pre_hooks
 
 
 def test_operators_are_counted() -> None:
