@@ -344,3 +344,108 @@ def test_what_a_file_calls_an_exercise_cannot_steer_the_teachers_terminal(tmp_pa
 
     assert "\x1b" not in said
     assert len(said.splitlines()) == 2
+
+
+def test_each_answer_is_a_try_and_a_right_one_stays(tmp_path: Path) -> None:
+    def result() -> dict[str, Any]:
+        (found,) = json.loads(labs.export(tmp_path / "results.json").read_text())["results"]
+        return {name: found[name] for name in ("right", "tries")} | {"hint": bool(found["hint"])}
+
+    labs.check("1.2", None)
+    assert result() == {"right": False, "tries": 1, "hint": True}
+    labs.check("1.2", lambda times, warmup: times[0])
+    assert result() == {"right": False, "tries": 2, "hint": True}
+    labs.check("1.2", typical)
+    assert result() == {"right": True, "tries": 3, "hint": False}
+    labs.check("1.2", None)
+    assert result() == {"right": True, "tries": 4, "hint": False}
+    labs.check("1.2", typical)
+    assert result() == {"right": True, "tries": 5, "hint": False}
+
+
+def test_a_file_adds_what_is_right_in_it_and_takes_nothing_away() -> None:
+    book = Ledger()
+    book.judge("1.2", typical, {})
+    book.judge("1.3", None, {})
+
+    rows = book.progress(1, {"1.2": False, "1.3": True, "1.4": False, "2.1": True}).rows
+    found = {exercise.number: None if result is None else result.right for exercise, result in rows}
+    assert found == {"1.1": None, "1.2": True, "1.3": True, "1.4": False, "1.5": None, "1.6": None}
+    assert [result.number for result in book.results()] == ["1.2", "1.3"]
+    assert book.progress(1).right == 1
+    assert not book.progress(1, {"1.3": True}).complete
+    assert book.progress(1, {f"1.{place}": True for place in range(1, 7)}).complete
+    assert len(book.progress(None, {}).rows) == sum(len(exercises_of(lab)) for lab in known_labs())
+
+
+def test_labs_are_listed_in_the_order_of_their_numbers() -> None:
+    book = Ledger()
+    for number in ("10.1", "2.1"):
+        book.judge(number, None, {})
+    lines = repr(book.progress()).splitlines()
+
+    assert lines[0] == f"0 of {len(exercises_of('10')) + len(exercises_of('2'))} right in 2 labs"
+    assert [line for line in lines if line.startswith("Lab")] == ["Lab 2: 0 of 8 right", "Lab 10: 0 of 8 right"]
+    assert list(known_labs()) == [str(lab) for lab in range(1, 13)]
+
+
+def test_an_answer_and_a_hint_are_kept_up_to_a_length() -> None:
+    assert ledger._text("x" * 3998) == repr("x" * 3998)
+    assert ledger._text("x" * 3999) == "'" + "x" * 3996 + "..."
+
+    def fails(times: list[float], warmup: int) -> float:
+        raise Hint("x" * length)
+
+    length = 1200
+    assert ledger.judged(exercise_of("1.2"), fails, {})[1] == "x" * 1200
+    length = 1201
+    assert ledger.judged(exercise_of("1.2"), fails, {})[1] == "x" * 1197 + "..."
+
+
+def test_answers_with_something_in_them_are_judged() -> None:
+    forward = {"forward": 0.3, "backward": ..., "optimizer": None, "rest": 0.1}
+
+    assert ledger.judged(exercise_of("2.1"), dict.fromkeys(forward), {})[1] == "There is no answer yet."
+    assert ledger.judged(exercise_of("2.1"), forward, {})[1] == "backward has no value yet."
+    assert "must be a dictionary" not in ledger.judged(exercise_of("2.1"), {}, {})[1]
+    assert ledger.judged(exercise_of("2.2"), 1.7, {"profile": None})[1] == (
+        "There is no profile yet: run the cell that makes it, then this one again."
+    )
+    assert ledger.judged(exercise_of("2.2"), 1.7, {"other": 3})[1] == (
+        "Call the check as in its cell: labs.check('2.2', your answer, profile=...)."
+    )
+
+
+def test_a_file_may_be_as_large_as_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labs.check("1.2", typical)
+    path = labs.export(tmp_path / "results.json")
+    size = path.stat().st_size
+
+    monkeypatch.setattr(results_file, "LARGEST", size)
+    assert labs.verify(path).right == 1
+    monkeypatch.setattr(results_file, "LARGEST", size - 1)
+    with pytest.raises(LabError, match="too large for a results file"):
+        labs.verify(path)
+
+
+def test_a_verification_counts_what_is_right() -> None:
+    verdicts = {"1.1": "right", "1.2": "not yet", "10.1": "right"}
+
+    assert repr(results_file.Verification(True, verdicts)).splitlines() == [
+        "2 right; the file is unchanged since it was written",
+        "  1.1   right",
+        "  1.2   not yet",
+        "  10.1  right",
+    ]
+
+
+def test_of_two_files_either_may_show_that_an_answer_is_right(tmp_path: Path) -> None:
+    labs.check("1.2", typical)
+    labs.export(tmp_path / "b.json")
+    wrong = json.loads((tmp_path / "b.json").read_text())
+    wrong["results"][0] |= {"right": False, "facts": {}}
+    for name in ("a.json", "c.json"):
+        (tmp_path / name).write_text(json.dumps(wrong))
+
+    assert results_file.exported_results(tmp_path) == {"1.2": True}
+    assert results_file.exported_results(tmp_path / "nowhere") == {}
