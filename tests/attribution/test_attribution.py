@@ -309,3 +309,96 @@ def test_the_kernels_of_compiled_code_are_divided_among_its_layers_as_its_time_i
     assert gpu_ms["net.0"] == pytest.approx(0.010 * 0.6)
     assert gpu_ms["net.1"] == pytest.approx(0.010 * 0.4)
     assert gpu_ms["net"] == pytest.approx(0.010 + 0.003)
+
+
+@pytest.mark.parametrize(
+    ("name", "phase"),
+    [
+        ("autograd::engine::evaluate_function: MmBackward0", "backward"),
+        ("jit(train)/transpose(jvp(net))/dot", "backward"),
+        ("gradient_tape/net/MatMul", "backward"),
+        ("jit(train)/jvp(net)/dot", "forward"),
+        ("pf_data", "data"),
+    ],
+)
+def test_a_users_range_with_the_name_of_an_op_does_not_count_as_one(name: str, phase: str) -> None:
+    def phases(category: str) -> dict[str, int | None]:
+        table = Profile(ByHand().step(0, 1000).event(name, 100, 300, category).recording()).phases
+        return {row: us for row, us in in_us(table["ms"]).items() if us}
+
+    assert phases("cpu_op")[phase] == 200
+    assert phases("user_annotation") == {"other": 1000}
+
+
+def test_a_loaders_range_is_a_wait_for_data() -> None:
+    for category in ("cpu_op", "user_annotation"):
+        hand = ByHand().step(0, 1000).event("enumerate(DataLoader)#_Iter.__next__", 100, 300, category)
+        assert in_us(Profile(hand.recording()).phases["ms"])["data"] == 200
+
+
+def test_making_an_optimizer_is_not_a_step_of_it() -> None:
+    hand = ByHand().step(0, 1000).event("Optimizer.__init__", 100, 300).event("Optimizer.step#SGD.step", 400, 500)
+    hand.op("aten::_amp_update_scale_", 600, 650).op("aten::amp", 700, 800)
+    assert in_us(Profile(hand.recording()).phases["ms"])["optimizer"] == 150
+
+
+def test_kernels_have_totals_per_step_and_means_and_maxima_per_call() -> None:
+    hand = ByHand()
+    for t in (0, 1000):
+        hand.step(t, t + 900).op("aten::mm", t + 10, t + 100)
+        hand.kernel("short", t + 20, t + 30, t + 32).kernel("gemm", t + 40, t + 50, t + 60)
+    hand.kernel("gemm", 1060, 1200, 1240).kernel("set", 1070, 1300, 1301, category="gpu_memset")
+
+    kernels = Profile(hand.recording()).kernels
+
+    assert kernels.index.tolist() == ["gemm", "short", "set"]  # the longest first
+    assert kernels["calls"].tolist() == [1.5, 1, 0.5]
+    assert kernels["total_ms"].tolist() == pytest.approx([0.030, 0.002, 0.0005])
+    assert kernels["mean_us"].tolist() == pytest.approx([20, 2, 1])
+    assert kernels["max_us"].tolist() == pytest.approx([40, 2, 1])
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_ops_of_a_layer_have_calls_and_times_per_step_in_descending_order(steps: int) -> None:
+    hand = ByHand()
+    a, b = hand.layer("a"), hand.layer("b")
+    for number in range(steps):
+        t = 1000 * number
+        hand.step(t, t + 900)
+        hand.call(a, t + 10, t + 200).op("aten::relu", t + 20, t + 60).op("aten::mm", t + 70, t + 170)
+        hand.op("aten::mm", t + 170, t + 190)
+        hand.call(b, t + 200, t + 300).op("aten::mm", t + 210, t + 290).kernel("gemm", t + 220, t + 300, t + 330)
+        hand.op("aten::neg", t + 300, t + 400)
+
+    p = Profile(hand.recording())
+
+    rows = p.layer_ops
+    assert list(zip(rows["layer"], rows["op"], rows["direction"], strict=True)) == [
+        ("a", "aten::mm", "forward"),
+        ("b", "aten::mm", "forward"),
+        ("a", "aten::relu", "forward"),
+    ]
+    assert rows["calls"].tolist() == [2, 1, 1]
+    assert rows["self_cpu_ms"].tolist() == pytest.approx([0.120, 0.080, 0.040])
+    assert rows["gpu_ms"].tolist() == pytest.approx([0, 0.030, 0])
+    assert p.ops.index.tolist() == ["aten::mm", "aten::neg", "aten::relu"]
+    assert in_us(p.ops["gpu_ms"]) == {"aten::mm": 30, "aten::neg": 0, "aten::relu": 0}
+    assert in_us(p.ops["self_cpu_ms"]) == {"aten::mm": 200, "aten::neg": 100, "aten::relu": 40}
+
+
+def test_ops_are_listed_by_their_time_on_the_device_where_there_is_one() -> None:
+    hand = ByHand().step(0, 1000)
+    hand.op("aten::slow_on_host", 0, 500).kernel("k", 10, 20, 30)
+    hand.op("aten::slow_on_device", 500, 510).kernel("k", 502, 510, 610)
+    hand.op("aten::host_alone", 600, 700).op("aten::host_longer", 700, 900)
+
+    assert Profile(hand.recording()).ops.index.tolist() == [
+        *("aten::slow_on_device", "aten::slow_on_host", "aten::host_longer", "aten::host_alone")
+    ]
+
+
+def test_times_on_the_device_are_unknown_without_one() -> None:
+    p = Profile(training_step().recording())
+    assert p.ops["gpu_ms"].isna().all()
+    assert p.layer_ops["gpu_ms"].isna().all()
+    assert p.kernels.empty
