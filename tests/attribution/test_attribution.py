@@ -7,6 +7,8 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from perfnb.attribution.attribution import attribute
+from perfnb.attribution.tables import phase_stretches
 from perfnb.profile.profile import Profile
 from perfnb.recording.recording import CompiledRecord
 from perfnb.recording.schema import PHASES
@@ -402,3 +404,89 @@ def test_times_on_the_device_are_unknown_without_one() -> None:
     assert p.ops["gpu_ms"].isna().all()
     assert p.layer_ops["gpu_ms"].isna().all()
     assert p.kernels.empty
+
+
+def test_the_cost_of_tracing_is_taken_from_what_contains_the_traced_calls() -> None:
+    hand = ByHand().step(0, 1000)
+    model = hand.layer("model")
+    inner = hand.layer("model.inner", model)
+    hand.call(model, 100, 500).op("aten::add", 110, 140)
+    hand.call(inner, 150, 350).op("aten::mm", 160, 250, 1).op("aten::relu", 260, 340)
+    hand.node("MmBackward0", 600, 800, 1)
+
+    p = Profile(hand.recording(cost={"op_ns": 10_000, "call_ns": 20_000}))
+
+    # An op costs 10 µs where it runs, and a call 20 µs around it: the first gap loses the call of the model.
+    corrected = {"gap": 80, "model": 200 - 10 - 20, "inner": 200 - 20, "loss": 100, "node": 200 - 10, "rest": 200}
+    whole = sum(corrected.values())
+    shares = p.layers["self_share"] * whole
+    assert shares["model"] == pytest.approx(corrected["model"])
+    assert shares["model.inner"] == pytest.approx(corrected["inner"] + corrected["node"])
+    phases = p.phases["share"] * whole
+    assert phases["other"] == pytest.approx(corrected["gap"] + corrected["rest"])
+    assert phases["loss"] == pytest.approx(corrected["loss"])
+    assert p.phases["ms"].sum() == pytest.approx(1.0)
+
+
+def test_no_share_is_negative_where_tracing_costs_more_than_all_the_time() -> None:
+    hand = ByHand().step(0, 1000)
+    hand.call(hand.layer("model"), 100, 110).op("aten::mm", 101, 102).op("aten::mm", 103, 104)
+
+    p = Profile(hand.recording(cost={"op_ns": 8_000}))
+
+    assert p.layers.loc["model", "share"] == 0
+    assert p.phases.loc["other", "share"] == 1
+
+
+def test_a_layer_that_calls_itself_counts_once() -> None:
+    hand = ByHand()
+    a, b = hand.layer("a"), hand.layer("b")
+    hand.step(0, 1000).call(a, 100, 500).call(a, 200, 400)
+    hand.call(b, 500, 900).call(a, 600, 800).call(b, 650, 750)
+
+    layers = Profile(hand.recording()).layers
+
+    assert layers["calls"].to_dict() == {"a": 2, "b": 2}  # b is inside itself, but a is between
+    assert in_us(layers["forward_ms"]) == {"a": 600, "b": 400}
+    assert in_us(layers["self_ms"]) == {"a": 500, "b": 300}
+
+
+def test_a_container_that_is_never_called_has_the_sum_of_the_outermost_calls_below_it() -> None:
+    hand = ByHand()
+    model = hand.layer("model")
+    blocks = hand.layer("model.blocks", model)
+    first, second = hand.layer("model.blocks.0", blocks), hand.layer("model.blocks.1", blocks)
+    hand.layer("model.unused", model)
+    hand.step(0, 1000).call(model, 100, 900).call(first, 200, 400).call(second, 250, 300).call(second, 500, 600)
+
+    layers = Profile(hand.recording()).layers
+
+    assert in_us(layers["forward_ms"]) == {
+        "model": 800,
+        "model.blocks": 200 + 100,
+        "model.blocks.0": 200,
+        "model.blocks.1": 50 + 100,
+        "model.unused": 0,
+    }
+    assert layers["calls"].tolist() == [1, 0, 1, 2, 0]
+    assert in_us(layers["self_ms"])["model.blocks"] == 0
+
+
+def test_the_phases_of_a_step_follow_each_other_without_repetition() -> None:
+    attribution = attribute(training_step(2).recording())
+
+    def stretches(begin: int, end: int) -> list[tuple[str, int, int]]:
+        found = phase_stretches(attribution, begin * 1000, end * 1000)
+        return [(phase, start // 1000 - begin, stop // 1000 - begin) for phase, start, stop in found]
+
+    expected = [
+        ("data", 0, 100),
+        ("forward", 100, 400),
+        ("loss", 400, 450),
+        ("backward", 450, 760),
+        ("other", 760, 800),
+        ("optimizer", 800, 950),
+        ("other", 950, 1000),
+    ]
+    assert stretches(0, 1000) == stretches(2000, 3000) == expected
+    assert stretches(1000, 2000) == []
