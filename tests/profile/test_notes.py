@@ -374,3 +374,50 @@ def test_memory_in_a_trace_is_noted(tmp_path: Path) -> None:
         note for note in loaded_notes(training(1).memory(100, 64, 64, 1, 0), tmp_path) if note.startswith(start)
     ]
     assert of_gpu.endswith("there are no categories and no figures by layer.")
+
+
+DIFFER = "Because they differ, times by phase, layer and op are averages."
+
+
+def marked(*lengths_us: float) -> Written:
+    """Return a trace of steps of these lengths."""
+    trace, begin = Written(), 0.0
+    for number, length in enumerate(lengths_us):
+        trace.step(number, begin, begin + length).op("aten::mm", begin + 10, begin + length - 10)
+        begin += length
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("lengths_us", "noted"),
+    [
+        ((1000, 1500), []),
+        ((1000, 1501), ["The steps took 1, 1.5 ms."]),
+        ((2000,), []),
+        ((1000, *[2000] * 11), ["The steps took 1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2 ms."]),
+        ((1000, *[2000] * 12), ["The steps took 1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2 ms and more."]),
+    ],
+)
+def test_steps_of_a_trace_that_differ_by_more_than_half_are_listed(
+    lengths_us: tuple[float, ...], noted: list[str], tmp_path: Path
+) -> None:
+    found = [note for note in loaded_notes(marked(*lengths_us), tmp_path) if DIFFER in note]
+    assert found == [f"{one} {DIFFER}" for one in noted]
+
+
+def test_the_unit_of_the_times_in_a_trace_is_noted_unless_it_is_a_nanosecond(tmp_path: Path) -> None:
+    def rounded(begin: float) -> list[str]:
+        trace = marked(1000).op("aten::relu", begin, begin + 1)
+        return [note for note in loaded_notes(trace, tmp_path) if note.startswith("Times in the file are rounded")]
+
+    assert rounded(100) == ["Times in the file are rounded to 1 µs."]
+    assert rounded(100.001) == []
+
+
+def test_a_layer_called_only_on_another_thread_is_noted_with_its_outermost_module_alone() -> None:
+    hand = by_hand()
+    outer = hand.layer("aside")
+    inner = hand.layer("aside.inner", outer)
+    hand.call(outer, 100, 200, thread=2).call(inner, 110, 190, thread=2)
+    (note,) = notes_of(hand.recording())
+    assert note.startswith("Called only from other threads, which torch's profiler does not record: aside. Their")
