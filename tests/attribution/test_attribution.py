@@ -416,7 +416,7 @@ def test_the_cost_of_tracing_is_taken_from_what_contains_the_traced_calls() -> N
 
     p = Profile(hand.recording(cost={"op_ns": 10_000, "call_ns": 20_000}))
 
-    # An op costs 10 µs where it runs, and a call 20 µs around it: the first gap loses the call of the model.
+    # An op costs 10 µs where it runs, and a call 20 µs around it: the first gap loses what calling the model costs.
     corrected = {"gap": 80, "model": 200 - 10 - 20, "inner": 200 - 20, "loss": 100, "node": 200 - 10, "rest": 200}
     whole = sum(corrected.values())
     shares = p.layers["self_share"] * whole

@@ -1,4 +1,4 @@
-"""What the summary of a profile finds out: the device, the heaviest path, tokens, and how long the GPU goes on."""
+"""What the summary of a profile contains: the device, the heaviest path, tokens, and when the GPU is done."""
 
 from __future__ import annotations
 

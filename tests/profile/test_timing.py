@@ -1,4 +1,4 @@
-"""Which disturbances of the steps are told, from which value on, and what the view of step times says."""
+"""Which disturbances of the steps are reported, and what the view of step times says."""
 
 from __future__ import annotations
 
