@@ -7,6 +7,8 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from perfnb.attribution.attribution import attribute
+from perfnb.attribution.tables import phase_stretches
 from perfnb.profile.profile import Profile
 from perfnb.recording.recording import CompiledRecord
 from perfnb.recording.schema import PHASES
@@ -309,3 +311,182 @@ def test_the_kernels_of_compiled_code_are_divided_among_its_layers_as_its_time_i
     assert gpu_ms["net.0"] == pytest.approx(0.010 * 0.6)
     assert gpu_ms["net.1"] == pytest.approx(0.010 * 0.4)
     assert gpu_ms["net"] == pytest.approx(0.010 + 0.003)
+
+
+@pytest.mark.parametrize(
+    ("name", "phase"),
+    [
+        ("autograd::engine::evaluate_function: MmBackward0", "backward"),
+        ("jit(train)/transpose(jvp(net))/dot", "backward"),
+        ("gradient_tape/net/MatMul", "backward"),
+        ("jit(train)/jvp(net)/dot", "forward"),
+        ("pf_data", "data"),
+    ],
+)
+def test_a_users_range_with_the_name_of_an_op_does_not_count_as_one(name: str, phase: str) -> None:
+    def phases(category: str) -> dict[str, int | None]:
+        table = Profile(ByHand().step(0, 1000).event(name, 100, 300, category).recording()).phases
+        return {row: us for row, us in in_us(table["ms"]).items() if us}
+
+    assert phases("cpu_op")[phase] == 200
+    assert phases("user_annotation") == {"other": 1000}
+
+
+def test_a_loaders_range_is_a_wait_for_data() -> None:
+    for category in ("cpu_op", "user_annotation"):
+        hand = ByHand().step(0, 1000).event("enumerate(DataLoader)#_Iter.__next__", 100, 300, category)
+        assert in_us(Profile(hand.recording()).phases["ms"])["data"] == 200
+
+
+def test_making_an_optimizer_is_not_a_step_of_it() -> None:
+    hand = ByHand().step(0, 1000).event("Optimizer.__init__", 100, 300).event("Optimizer.step#SGD.step", 400, 500)
+    hand.op("aten::_amp_update_scale_", 600, 650).op("aten::amp", 700, 800)
+    assert in_us(Profile(hand.recording()).phases["ms"])["optimizer"] == 150
+
+
+def test_kernels_have_totals_per_step_and_means_and_maxima_per_call() -> None:
+    hand = ByHand()
+    for t in (0, 1000):
+        hand.step(t, t + 900).op("aten::mm", t + 10, t + 100)
+        hand.kernel("short", t + 20, t + 30, t + 32).kernel("gemm", t + 40, t + 50, t + 60)
+    hand.kernel("gemm", 1060, 1200, 1240).kernel("set", 1070, 1300, 1301, category="gpu_memset")
+
+    kernels = Profile(hand.recording()).kernels
+
+    assert kernels.index.tolist() == ["gemm", "short", "set"]  # the longest first
+    assert kernels["calls"].tolist() == [1.5, 1, 0.5]
+    assert kernels["total_ms"].tolist() == pytest.approx([0.030, 0.002, 0.0005])
+    assert kernels["mean_us"].tolist() == pytest.approx([20, 2, 1])
+    assert kernels["max_us"].tolist() == pytest.approx([40, 2, 1])
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_ops_of_a_layer_have_calls_and_times_per_step_in_descending_order(steps: int) -> None:
+    hand = ByHand()
+    a, b = hand.layer("a"), hand.layer("b")
+    for number in range(steps):
+        t = 1000 * number
+        hand.step(t, t + 900)
+        hand.call(a, t + 10, t + 200).op("aten::relu", t + 20, t + 60).op("aten::mm", t + 70, t + 170)
+        hand.op("aten::mm", t + 170, t + 190)
+        hand.call(b, t + 200, t + 300).op("aten::mm", t + 210, t + 290).kernel("gemm", t + 220, t + 300, t + 330)
+        hand.op("aten::neg", t + 300, t + 400)
+
+    p = Profile(hand.recording())
+
+    rows = p.layer_ops
+    assert list(zip(rows["layer"], rows["op"], rows["direction"], strict=True)) == [
+        ("a", "aten::mm", "forward"),
+        ("b", "aten::mm", "forward"),
+        ("a", "aten::relu", "forward"),
+    ]
+    assert rows["calls"].tolist() == [2, 1, 1]
+    assert rows["self_cpu_ms"].tolist() == pytest.approx([0.120, 0.080, 0.040])
+    assert rows["gpu_ms"].tolist() == pytest.approx([0, 0.030, 0])
+    assert p.ops.index.tolist() == ["aten::mm", "aten::neg", "aten::relu"]
+    assert in_us(p.ops["gpu_ms"]) == {"aten::mm": 30, "aten::neg": 0, "aten::relu": 0}
+    assert in_us(p.ops["self_cpu_ms"]) == {"aten::mm": 200, "aten::neg": 100, "aten::relu": 40}
+
+
+def test_ops_are_listed_by_their_time_on_the_device_where_there_is_one() -> None:
+    hand = ByHand().step(0, 1000)
+    hand.op("aten::slow_on_host", 0, 500).kernel("k", 10, 20, 30)
+    hand.op("aten::slow_on_device", 500, 510).kernel("k", 502, 510, 610)
+    hand.op("aten::host_alone", 600, 700).op("aten::host_longer", 700, 900)
+
+    assert Profile(hand.recording()).ops.index.tolist() == [
+        *("aten::slow_on_device", "aten::slow_on_host", "aten::host_longer", "aten::host_alone")
+    ]
+
+
+def test_times_on_the_device_are_unknown_without_one() -> None:
+    p = Profile(training_step().recording())
+    assert p.ops["gpu_ms"].isna().all()
+    assert p.layer_ops["gpu_ms"].isna().all()
+    assert p.kernels.empty
+
+
+def test_the_cost_of_tracing_is_taken_from_what_contains_the_traced_calls() -> None:
+    hand = ByHand().step(0, 1000)
+    model = hand.layer("model")
+    inner = hand.layer("model.inner", model)
+    hand.call(model, 100, 500).op("aten::add", 110, 140)
+    hand.call(inner, 150, 350).op("aten::mm", 160, 250, 1).op("aten::relu", 260, 340)
+    hand.node("MmBackward0", 600, 800, 1)
+
+    p = Profile(hand.recording(cost={"op_ns": 10_000, "call_ns": 20_000}))
+
+    # An op costs 10 µs where it runs, and a call 20 µs around it: the first gap loses what calling the model costs.
+    corrected = {"gap": 80, "model": 200 - 10 - 20, "inner": 200 - 20, "loss": 100, "node": 200 - 10, "rest": 200}
+    whole = sum(corrected.values())
+    shares = p.layers["self_share"] * whole
+    assert shares["model"] == pytest.approx(corrected["model"])
+    assert shares["model.inner"] == pytest.approx(corrected["inner"] + corrected["node"])
+    phases = p.phases["share"] * whole
+    assert phases["other"] == pytest.approx(corrected["gap"] + corrected["rest"])
+    assert phases["loss"] == pytest.approx(corrected["loss"])
+    assert p.phases["ms"].sum() == pytest.approx(1.0)
+
+
+def test_no_share_is_negative_where_tracing_costs_more_than_all_the_time() -> None:
+    hand = ByHand().step(0, 1000)
+    hand.call(hand.layer("model"), 100, 110).op("aten::mm", 101, 102).op("aten::mm", 103, 104)
+
+    p = Profile(hand.recording(cost={"op_ns": 8_000}))
+
+    assert p.layers.loc["model", "share"] == 0
+    assert p.phases.loc["other", "share"] == 1
+
+
+def test_a_layer_that_calls_itself_counts_once() -> None:
+    hand = ByHand()
+    a, b = hand.layer("a"), hand.layer("b")
+    hand.step(0, 1000).call(a, 100, 500).call(a, 200, 400)
+    hand.call(b, 500, 900).call(a, 600, 800).call(b, 650, 750)
+
+    layers = Profile(hand.recording()).layers
+
+    assert layers["calls"].to_dict() == {"a": 2, "b": 2}  # b is inside itself, but a is between
+    assert in_us(layers["forward_ms"]) == {"a": 600, "b": 400}
+    assert in_us(layers["self_ms"]) == {"a": 500, "b": 300}
+
+
+def test_a_container_that_is_never_called_has_the_sum_of_the_outermost_calls_below_it() -> None:
+    hand = ByHand()
+    model = hand.layer("model")
+    blocks = hand.layer("model.blocks", model)
+    first, second = hand.layer("model.blocks.0", blocks), hand.layer("model.blocks.1", blocks)
+    hand.layer("model.unused", model)
+    hand.step(0, 1000).call(model, 100, 900).call(first, 200, 400).call(second, 250, 300).call(second, 500, 600)
+
+    layers = Profile(hand.recording()).layers
+
+    assert in_us(layers["forward_ms"]) == {
+        "model": 800,
+        "model.blocks": 200 + 100,
+        "model.blocks.0": 200,
+        "model.blocks.1": 50 + 100,
+        "model.unused": 0,
+    }
+    assert layers["calls"].tolist() == [1, 0, 1, 2, 0]
+    assert in_us(layers["self_ms"])["model.blocks"] == 0
+
+
+def test_the_phases_of_a_step_follow_each_other_without_repetition() -> None:
+    attribution = attribute(training_step(2).recording())
+
+    def stretches(begin: int, end: int) -> list[tuple[str, int, int]]:
+        found = phase_stretches(attribution, begin * 1000, end * 1000)
+        return [(phase, start // 1000 - begin, stop // 1000 - begin) for phase, start, stop in found]
+
+    expected = [
+        ("data", 0, 100),
+        ("forward", 100, 400),
+        ("loss", 400, 450),
+        ("backward", 450, 760),
+        ("other", 760, 800),
+        ("optimizer", 800, 950),
+        ("other", 950, 1000),
+    ]
+    assert stretches(0, 1000) == stretches(2000, 3000) == expected
+    assert stretches(1000, 2000) == []

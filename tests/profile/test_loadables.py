@@ -8,20 +8,25 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import perfnb
 from perfnb.errors import RecordingError, TraceError
 from perfnb.profile import loading
+from perfnb.profile.loading import several_in
+from perfnb.profile.profile import Profile
 from perfnb.profile.registry import FILES, FOLDERS
 from perfnb.recording.loadable import Loadable
 from perfnb.trace import kineto, trace_file
 from perfnb.trace.columns import TraceColumns
 from perfnb.trace.trace_file import Reader
+from tests.recordings import ByHand
 from tests.written_traces import training
 
 
@@ -114,3 +119,65 @@ def test_no_folder_is_a_kind_of_file(name: str, tmp_path: Path) -> None:
     (tmp_path / "trace.json").mkdir()
 
     assert not any(resolve_name(name).recognise(folder) for folder in (tmp_path, tmp_path / "trace.json"))
+
+
+@pytest.mark.parametrize("name", ["max_bytes", "max_events"])
+def test_a_limit_is_a_whole_number_above_zero(name: str, tmp_path: Path) -> None:
+    path = training(1).write(tmp_path / "trace.json")
+    for wrong in (True, "9", 1.5):
+        with pytest.raises(TypeError, match=f"^{name} must be a whole number, not "):
+            perfnb.load(path, **{name: wrong})
+    for wrong in (0, -1):
+        with pytest.raises(ValueError, match=f"^{name} must be a number above 0, not {wrong}"):
+            perfnb.load(path, **{name: wrong})
+    with pytest.raises(TraceError):
+        perfnb.load(path, **{name: 1})
+    perfnb.load(path, **{name: 10**6})
+
+
+def test_other_arguments_are_refused_in_a_sentence_that_names_them(tmp_path: Path) -> None:
+    path: Any = training(1).write(tmp_path / "trace.json")
+    load: Any = perfnb.load
+    for wrong in ("", 3):
+        with pytest.raises(TypeError, match=r"^steps must be the name of a range, such as 'iteration', not "):
+            load(path, steps=wrong)
+    with pytest.raises(TypeError, match=r"^executor must be an executor from concurrent\.futures"):
+        load(path, executor=3)
+    for wrong in (3, b"trace.json"):
+        with pytest.raises(TypeError, match=r"^path must be a path or a list of paths, not "):
+            load(wrong)
+    with pytest.raises(TypeError, match=r"^path must be a list of paths, but it contains 3"):
+        load([path, 3])
+    with pytest.raises(TypeError, match=r"^provenance must be a list of paths, but it contains 3"):
+        load(path, provenance=[3])
+    with pytest.raises(TraceError, match=r"^A provenance file belongs to a single trace"):
+        load([path], provenance=path)
+    with pytest.raises(TraceError, match=r"^A provenance file belongs to a single trace"):
+        load(path, provenance=path, journal=tmp_path / "journal")
+    timing = perfnb.Timing((1.0, 2.0)).save(tmp_path / "timing")
+    with pytest.raises(TraceError, match=r"^Steps can be named only in traces, and .*timing is not a trace"):
+        load(timing, steps="iteration")
+    with pytest.raises(TraceError, match=r"^A provenance file belongs to a trace, and .*timing is not a trace"):
+        load(timing, provenance=path)
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "0:"), (5, "0, 1, 2, 3, 4:"), (6, "0, 1, 2, 3, 4, others:")])
+def test_the_results_inside_a_folder_are_named_up_to_five(count: int, said: str, tmp_path: Path) -> None:
+    (tmp_path / "nothing").mkdir()
+    for number in range(count):
+        perfnb.Timing((1.0, 2.0)).save(tmp_path / str(number))
+    with pytest.raises(RecordingError, match=rf"is a folder that contains {said} choose one of them\.$"):
+        perfnb.load(tmp_path)
+    assert several_in(tmp_path) == [tmp_path / str(number) for number in range(count)]
+    assert several_in(tmp_path / "0") == several_in(tmp_path / "nothing") == several_in(tmp_path / "absent") == []
+
+
+def test_a_profile_is_one_line_of_what_was_timed_or_loaded(tmp_path: Path) -> None:
+    for steps, words in ((1, "1 step"), (2, "2 steps")):
+        trace = training(steps)
+        loaded = perfnb.load(trace.write(tmp_path / "trace.json"))
+        assert repr(loaded) == f"<perfnb.Profile of 'trace.json': {len(trace.events)} events, {words}>"
+    recording = ByHand().step(0, 2000).recording()
+    assert repr(Profile(recording)) == "<perfnb.Profile 'by hand': 2 ms per step, 6 steps timed>"
+    traced = recording.steps[recording.steps["pass"] == "traced"]
+    assert repr(Profile(replace(recording, steps=traced))) == "<perfnb.Profile 'by hand': 0 steps timed>"

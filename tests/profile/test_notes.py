@@ -11,7 +11,7 @@ import pytest
 
 import perfnb
 from perfnb.profile.analysis import Analysis
-from perfnb.recording.recording import Recording
+from perfnb.recording.recording import CompiledRecord, Recording
 from tests.recordings import ENVIRONMENT, ByHand
 from tests.written_traces import BACKWARD, Written, training
 
@@ -188,6 +188,144 @@ def test_steps_that_launched_differently_many_kernels_are_noted() -> None:
     ]
 
 
+def of_steps(*updates_us: float) -> ByHand:
+    """Return three steps of 1,000 µs, and an update by SGD at each of the given times."""
+    hand = by_hand(1000, 1000, 1000).block(0, None, 1, 64)
+    for begin in updates_us:
+        hand.event("Optimizer.step#SGD.step", begin, begin + 1, "user_annotation")
+    return hand
+
+
+def lacking_the_update(recording: Recording, watched: Recording | None = None) -> list[str]:
+    """Return the optimizers that did not run in the step whose memory was counted, according to the notes."""
+    recording = recording if watched is None else replace(recording, memory=watched.memory)
+    between = " ran in other steps, but not in the step whose memory was counted"
+    return [note.partition(between)[0] for note in notes_of(recording) if between in note]
+
+
+def test_an_optimizer_that_the_counted_step_does_not_call_is_noted() -> None:
+    without = of_steps().recording()
+    assert lacking_the_update(without) == []
+    assert lacking_the_update(of_steps(1500).recording()) == ["SGD"]  # only in a step before the last
+    assert lacking_the_update(of_steps(500).recording(), without) == ["SGD"]  # only in a traced step
+    assert lacking_the_update(of_steps(500, 2500).recording()) == []
+    assert lacking_the_update(without, of_steps(500).recording()) == ["SGD"]
+    hand = of_steps(2500).event("Optimizer.step#Adam.step", 1200, 1300, "user_annotation")
+    assert lacking_the_update(hand.recording()) == ["Adam"]
+    hand.event("Optimizer.step#Lion.step", 1400, 1500, "user_annotation")
+    assert lacking_the_update(hand.recording()) in (["Adam, Lion"], ["Lion, Adam"])
+
+
+def test_the_counted_step_is_the_last_one_from_its_first_nanosecond() -> None:
+    assert lacking_the_update(of_steps(2000).recording()) == []
+    assert lacking_the_update(of_steps(1999.999).recording()) == ["SGD"]
+
+
+def test_a_missing_update_is_not_noted_where_memory_was_not_recorded_or_ran_out() -> None:
+    recording = of_steps(1500).recording()
+    assert lacking_the_update(replace(recording, memory=None)) == []
+    failed = {"failure": "no memory", "failed_in": "counted"}
+    assert lacking_the_update(replace(recording, meta=recording.meta | failed)) == []
+
+
+def test_a_graph_whose_kernels_have_no_annotations_is_noted() -> None:
+    hand = by_hand()
+    hand.event("cudaGraphLaunch", 100, 110, "cuda_runtime", correlation=5)
+    assert notes_of(hand.recording()) == []  # the graph's kernels are missing from the trace
+    hand.event("k", 120, 130, "kernel", thread=-1, device=0, stream=7, correlation=5)
+    (note,) = notes_of(hand.recording())
+    assert note.startswith("The GPU time of a CUDA graph is attributed to the layer that launches it")
+    assert notes_of(by_hand().kernel("k", 100, 120, 130).recording()) == []
+
+
+def compiled_by_hand(key: str = "") -> Recording:
+    """Return a step that calls a compiled model, whose graph has the given key."""
+    hand = ByHand()
+    net = hand.layer("net", compiled=True)
+    hand.step(0, 1000).call(net, 10, 990).op("aten::mm", 20, 980)
+    if key:
+        hand.event(f"## Call CompiledFxGraph {key} ##", 30, 970)
+    columns = ("kernel", "layer", "share", "start_ns", "duration_ns")
+    empty = pd.DataFrame({name: pd.Series(dtype="int64") for name in columns})
+    return replace(hand.recording(), compiled=CompiledRecord(empty, empty, empty, empty))
+
+
+HIDDEN = "torch.compile hides the layers inside net"
+
+
+@pytest.mark.parametrize(
+    ("key", "meta", "said"),
+    [
+        ("", {}, f"{HIDDEN}: only the default backend, Inductor, can report them."),
+        ("fabc", {"compiler_lacks": "torch._x"}, f"{HIDDEN}: this version of torch has no torch._x, which is needed"),
+        ("fabc", {"frozen": True}, f"{HIDDEN}: gc.freeze() hides compiled code from perfnb."),
+        ("fabc", {"recompiled": []}, f"{HIDDEN}: only models that Inductor compiled as a whole can be recompiled."),
+        ("None", {}, f"{HIDDEN}: they are known only for graphs that Inductor can cache"),
+        ("fabc", {}, f"{HIDDEN}. To see them, call perfnb.compile_for_profiling() before"),
+    ],
+)
+def test_the_reason_why_compiled_layers_are_hidden_is_noted(key: str, meta: dict[str, Any], said: str) -> None:
+    recording = compiled_by_hand(key)
+    notes = notes_of(replace(recording, meta=recording.meta | meta))
+    (note,) = [note for note in notes if note.startswith(HIDDEN)]
+    assert note.startswith(said)
+
+
+def test_recompilation_is_noted() -> None:
+    (done,) = notes_of(by_hand().recording(recompiled=["net", "other"]))
+    assert done == (
+        "Recompiled for the traced steps, with settings that show the layers: net, other. The timed steps ran your "
+        "own compiled code."
+    )
+    (not_done,) = notes_of(by_hand().recording(recompiled=[]))
+    assert not_done.startswith("Nothing was recompiled, because the step does not call any model")
+
+
+@pytest.mark.parametrize(("outside_us", "noted"), [(50, False), (51, True)])
+def test_ops_outside_every_layer_are_noted_above_five_percent_of_the_step(outside_us: int, noted: bool) -> None:
+    hand = ByHand()
+    net = hand.layer("net")
+    hand.step(0, 1000).op("aten::mul", 0, 100, sequence=1).call(net, 100, 600).op("aten::mm", 110, 590, sequence=2)
+    hand.node("MmBackward0", 700, 800, sequence=2).node("MulBackward0", 800, 800 + outside_us, sequence=1)
+    found = [note for note in notes_of(hand.recording()) if note.startswith("More than 5 %")]
+    said = "More than 5 % of the step is not attributed to any layer: its ops ran outside every module call."
+    assert found == [said] * noted
+
+
+def test_recomputation_is_noted() -> None:
+    hand = ByHand()
+    net = hand.layer("net")
+    hand.step(0, 1000).call(net, 0, 300).op("aten::mm", 10, 290, sequence=1)
+    hand.node("CheckpointBackward", 400, 800, sequence=1)
+    assert not any("recomputing" in note for note in notes_of(hand.recording()))
+    hand.call(net, 450, 550).op("aten::mm", 460, 540)
+    assert any(
+        note.startswith("The time that checkpointing spends on recomputing") for note in notes_of(hand.recording())
+    )
+
+
+def test_a_backward_pass_on_several_threads_is_noted() -> None:
+    def threads(*numbers: int) -> list[str]:
+        hand = ByHand()
+        net = hand.layer("net")
+        hand.step(0, 1000).call(net, 0, 300)
+        for number, thread in enumerate(numbers):
+            hand.op("aten::mm", 10 + 50 * number, 50 + 50 * number, sequence=number)
+            hand.node("MmBackward0", 400 + 100 * number, 500 + 100 * number, sequence=number, thread=thread)
+        return [note for note in notes_of(hand.recording()) if note.startswith("The backward pass ran on several")]
+
+    assert threads(1, 1) == threads(2, 2) == threads(1, 2) == []
+    assert len(threads(2, 3)) == 1
+
+
+def test_a_layer_that_is_called_as_a_loss_is_noted() -> None:
+    hand = by_hand()
+    criterion = hand.layer("criterion")
+    hand.call(criterion, 992, 996, loss=True)
+    (note,) = notes_of(hand.recording())
+    assert note.startswith("Called as a loss: criterion. Their time is in the loss phase")
+
+
 def loaded_notes(trace: Written, tmp_path: Path) -> list[str]:
     profile = perfnb.load(trace.write(tmp_path / "trace.json"))
     assert isinstance(profile, perfnb.Profile)
@@ -236,3 +374,50 @@ def test_memory_in_a_trace_is_noted(tmp_path: Path) -> None:
         note for note in loaded_notes(training(1).memory(100, 64, 64, 1, 0), tmp_path) if note.startswith(start)
     ]
     assert of_gpu.endswith("there are no categories and no figures by layer.")
+
+
+DIFFER = "Because they differ, times by phase, layer and op are averages."
+
+
+def marked(*lengths_us: float) -> Written:
+    """Return a trace of steps of these lengths."""
+    trace, begin = Written(), 0.0
+    for number, length in enumerate(lengths_us):
+        trace.step(number, begin, begin + length).op("aten::mm", begin + 10, begin + length - 10)
+        begin += length
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("lengths_us", "noted"),
+    [
+        ((1000, 1500), []),
+        ((1000, 1501), ["The steps took 1, 1.5 ms."]),
+        ((2000,), []),
+        ((1000, *[2000] * 11), ["The steps took 1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2 ms."]),
+        ((1000, *[2000] * 12), ["The steps took 1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2 ms and more."]),
+    ],
+)
+def test_steps_of_a_trace_that_differ_by_more_than_half_are_listed(
+    lengths_us: tuple[float, ...], noted: list[str], tmp_path: Path
+) -> None:
+    found = [note for note in loaded_notes(marked(*lengths_us), tmp_path) if DIFFER in note]
+    assert found == [f"{one} {DIFFER}" for one in noted]
+
+
+def test_the_unit_of_the_times_in_a_trace_is_noted_unless_it_is_a_nanosecond(tmp_path: Path) -> None:
+    def rounded(begin: float) -> list[str]:
+        trace = marked(1000).op("aten::relu", begin, begin + 1)
+        return [note for note in loaded_notes(trace, tmp_path) if note.startswith("Times in the file are rounded")]
+
+    assert rounded(100) == ["Times in the file are rounded to 1 µs."]
+    assert rounded(100.001) == []
+
+
+def test_a_layer_called_only_on_another_thread_is_noted_with_its_outermost_module_alone() -> None:
+    hand = by_hand()
+    outer = hand.layer("aside")
+    inner = hand.layer("aside.inner", outer)
+    hand.call(outer, 100, 200, thread=2).call(inner, 110, 190, thread=2)
+    (note,) = notes_of(hand.recording())
+    assert note.startswith("Called only from other threads, which torch's profiler does not record: aside. Their")

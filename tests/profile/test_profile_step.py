@@ -222,3 +222,21 @@ def test_an_engine_of_deepspeed_is_refused_in_a_sentence_that_says_what_holds() 
     short: dict[str, Any] = {"warmup": 1, "steps": 2, "traced": 1, "memory": False, "flops": False}
     assert "DeepSpeed is not supported" in str(perfnb.profile_step(lambda: engine(x), **short))
     assert "DeepSpeed" not in str(perfnb.profile_step(lambda: plain(x), **short))
+
+
+def test_an_error_of_a_model_without_data_has_a_note_and_others_have_none() -> None:
+    net, x = nn.Linear(2, 2, device="meta"), torch.ones(1, 2)
+
+    def without_data() -> None:
+        net.weight[0, 0].item()  # raises an error
+
+    def with_data() -> None:
+        raise RuntimeError(f"no meta tensor in {x.shape}")
+
+    with pytest.raises(RuntimeError) as told:
+        profile_of(without_data)
+    (note,) = told.value.__notes__
+    assert note.startswith("perfnb: net is on the meta device")
+    with pytest.raises(RuntimeError, match="no meta tensor") as plain:
+        profile_of(with_data)
+    assert not getattr(plain.value, "__notes__", [])

@@ -424,6 +424,60 @@ def test_every_version_of_a_function_is_reported_with_the_time_of_its_backward_p
     assert (code[2].broke, code[2].broke_at, code[2].guards) == ("Call to print", "model.py:9", None)
 
 
+class Compiled(list[Any]):
+    """Stands for torch's class of compiled graphs."""
+
+    def __init__(self, key: Any, *kernels: str) -> None:
+        super().__init__()
+        self._fx_graph_cache_key = key
+        known = ([(name, False, ("add",)) for name in kernels], [("add", "aten::add", (), (), 8, 2)])
+        setattr(self, compiler._ATTRIBUTE, known)
+
+
+def test_graphs_are_found_by_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "compiled_graphs", SimpleNamespace(Compiled=Compiled))  # type: ignore[arg-type]
+    monkeypatch.setattr(compiler, "_OUTPUT", "compiled_graphs")
+    monkeypatch.setattr(compiler, "_GRAPH", "Compiled")
+    alive = [
+        Compiled("a", "k"),
+        Compiled("b", "k", "l"),
+        Compiled("b", "k", "l"),
+        Compiled("none"),
+        Compiled(None, "k"),
+    ]
+
+    def found(keys: list[str] | None) -> dict[str, list[str]]:
+        return {each.key: [kernel.name for kernel in each.kernels] for each in compiler.compiled_graphs(keys)}
+
+    assert found(None) == {"a": ["k"], "b": ["k", "l"]}
+    assert found(["b", "none", "gone"]) == {"b": ["k", "l"]}
+    assert found([]) == {}
+    (graph,) = compiler.compiled_graphs(["a"])
+    assert (graph.operations["add"].op, graph.operations["add"].bytes) == ("aten::add", 8)
+    assert len(compiler.compiled_graphs(["b"])) == 1
+    del alive
+
+
+def test_a_compilation_belongs_to_the_step_where_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time_ns", lambda: 5_000_000)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 1_000_000)  # the clocks differ by 4 ms
+    begins_us = {"0/0": 3_999, "1/0": 4_000, "2/0": 4_009, "3/0": 4_010, "4/0": 4_015, "5/0": 4_020, "6/0": None}
+    known = [
+        metrics(region, f"f{region[0]}", start_time_us=begin, duration_us=2500) for region, begin in begins_us.items()
+    ]
+    known.append(metrics("7/0", "f7", start_time_us=4_005, duration_us=None))
+    monkeypatch.setattr(torch._dynamo.utils, "get_compilation_metrics", lambda: known)
+
+    found = compiler.compilations([(0, 10_000), (12_000, 20_000)])
+
+    assert [(step, function, ms) for step, function, _, _, ms in found] == [
+        (0, "f1", 2.5),
+        (0, "f2", 2.5),
+        (1, "f4", 2.5),
+    ]
+    assert found[0][2] == "model.py:7"
+
+
 def test_the_function_of_torch_around_its_own_modules_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its name, ``inner``, is nothing that the user wrote."""
     file = torch._dynamo.external_utils.__file__

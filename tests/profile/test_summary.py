@@ -1,0 +1,157 @@
+"""What the summary of a profile contains: the device, the heaviest path, tokens, and when the GPU is done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from perfnb.draw.document import Figure
+from perfnb.profile.profile import Profile
+from perfnb.profile.report import report_document
+from perfnb.profile.summary import Summary, device_words, hot_path, summarize
+from perfnb.recording.recording import Recording
+from perfnb.recording.schema import conform
+from perfnb.stats.step_times import StepTimes
+from tests import summaries
+from tests.recordings import ByHand
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({}, "CPU"),
+        ({"gpus": []}, "CPU"),
+        ({"processor": "Fast"}, "CPU (Fast)"),
+        ({"processor": "Fast", "threads": 1}, "CPU (Fast), 1 thread"),
+        ({"processor": "Fast", "threads": 2}, "CPU (Fast), 2 threads"),
+        ({"processor": "Fast", "gpus": ["A"]}, "A"),
+        ({"gpus": ["A", "B", "A"]}, "2 × A, B"),
+    ],
+)
+def test_the_device_is_described_by_its_gpus_or_its_processor(environment: dict[str, Any], words: str) -> None:
+    assert device_words(environment) == words
+
+
+def nested() -> Recording:
+    """Return a step of two models, the second of which takes longer in one of its two layers."""
+    hand = ByHand().step(0, 1000)
+    first, second = hand.layer("first"), hand.layer("second")
+    hand.layer("first.only", first)
+    light, heavy = hand.layer("second.light", second), hand.layer("second.heavy", second)
+    hand.call(first, 0, 400).call(second, 400, 900).call(light, 410, 600).call(heavy, 600, 890)
+    return hand.recording()
+
+
+def test_the_hot_path_follows_the_largest_share_from_a_model_to_a_leaf() -> None:
+    recording = nested()
+    layers = Profile(recording).layers
+    assert hot_path(recording, layers) == ("second", "second.heavy")
+    lighter = layers.assign(share=[0.5, 0.4, 0.0, 0.1, 0.1])
+    assert hot_path(recording, lighter) == ("first", "first.only")
+    equal = layers.assign(share=pd.array([pd.NA, 0.4, pd.NA, 0.1, 0.1], dtype="Float64"))
+    assert hot_path(recording, equal) == ("second", "second.light")  # the first of equals
+    assert hot_path(ByHand().step(0, 9).recording(), layers) == ()
+
+
+def with_tokens(kind: str, samples: list[int | None], tokens: int | None = 600) -> float | None:
+    """Return the tokens per second of timed steps of 1 ms that take so many samples, and `tokens` in all."""
+    hand = ByHand().step(0, 1000)
+    hand.call(hand.layer(kind), 0, 900)
+    recording = hand.recording() if tokens is None else hand.recording(tokens=tokens)
+    steps = pd.DataFrame({"pass": pd.Categorical(["timed"] * len(samples)), "wall_ms": 1.0, "data_ms": 0.0})
+    steps["samples"] = pd.array(samples, dtype="Int64")
+    return summarize(replace(recording, steps=steps)).tokens_per_s
+
+
+def test_tokens_per_second_are_known_for_a_model_with_an_embedding() -> None:
+    assert with_tokens("embedding", [2] * 6) == pytest.approx(100 * 1000)
+    assert with_tokens("linear", [2] * 6) is None
+    assert with_tokens("embedding", [2] * 6, tokens=None) is None
+    assert with_tokens("embedding", [None] * 6) is None
+
+
+def until_gpu(step_ms: float | None, *, timed: bool = False, traced_ms: float | None = 10.0) -> float | None:
+    findings: Any = SimpleNamespace(step_ms=step_ms)
+    timing = StepTimes((10.0,) if timed else ())
+    return replace(summaries.small_cnn(), findings=findings, timing=timing, traced_ms=traced_ms).until_gpu_ms
+
+
+def test_the_time_until_the_gpu_is_done_is_told_if_it_is_longer_by_more_than_a_hundredth() -> None:
+    assert until_gpu(10.1) is None
+    assert until_gpu(10.11) == 10.11
+    assert until_gpu(9.0) is until_gpu(None) is None
+    assert until_gpu(20.0, timed=True) is None
+    assert until_gpu(20.0, traced_ms=None) is None
+    assert replace(summaries.small_cnn(), timing=StepTimes(())).until_gpu_ms is None
+
+
+def figures(summary: Summary) -> dict[str, Figure]:
+    return {figure.label: figure for figure in report_document(summary).figures}
+
+
+def phases(**times: float) -> pd.DataFrame:
+    rows = pd.DataFrame({"ms": times, "share": {name: ms / sum(times.values()) for name, ms in times.items()}})
+    return conform(rows, "phases")
+
+
+def test_a_step_with_a_forward_alone_is_inference() -> None:
+    made = summaries.small_cnn()
+
+    def said(made: Summary) -> tuple[str, bool]:
+        document = report_document(made)
+        return document.figures[0].label, any(note.startswith("This is inference") for note in document.notes)
+
+    assert said(made) == ("step", False)
+    assert said(replace(made, phases=phases(forward=3.0, other=1.0))) == ("inference step", True)
+    assert said(replace(made, phases=phases(forward=3.0, backward=0.5))) == ("step", False)
+    assert said(replace(made, phases=phases(forward=3.0, optimizer=0.5))) == ("step", False)
+    assert said(replace(made, phases=phases(other=3.0))) == ("step", False)
+    assert said(replace(made, phases=phases(forward=3.0), source="trace.json"))[1] is False
+    assert said(replace(made, phases=phases(forward=3.0), by_batch=True))[0] == "inference step per batch"
+
+
+def test_the_note_on_inference_asks_for_batches_only_without_a_rate() -> None:
+    made = replace(summaries.small_cnn(), phases=phases(forward=3.0))
+    unknown = replace(made, timing=replace(made.timing, batch_size=None))
+    asks = [report_document(one).notes[-1].endswith("the report also shows samples/s.") for one in (made, unknown)]
+    assert asks == [False, True]
+
+
+def test_each_known_figure_is_in_the_headline_with_its_basis() -> None:
+    made = summaries.small_cnn()
+    assert list(figures(made)) == ["step", "throughput", "traced step"]
+    full = figures(replace(made, tokens_per_s=5000.0, mfu=0.25))
+    assert list(full) == ["step", "throughput", "tokens", "MFU", "traced step"]
+    assert (full["tokens"].value, full["MFU"].value) == (5000.0, 0.25)
+    assert full["MFU"].basis == "of the measured peak"
+    varies = StepTimes((1.0,) * 6, None, 12)
+    assert figures(replace(made, timing=varies))["throughput"].basis == "batch size varies"
+
+
+def test_the_traced_step_says_what_its_time_is() -> None:
+    made = summaries.small_cnn()
+
+    def basis(**changes: Any) -> str:
+        return figures(replace(made, **changes))["traced step"].basis
+
+    assert basis(slowdown=1.5).endswith("the timed step")
+    assert basis(slowdown=None) == ""
+    assert basis(traced_ms=None) == "no trace"
+    assert basis(traced_ms=None, source="trace.json") == "no events"
+    loaded = {"source": "trace.json", "timing": StepTimes(())}
+    assert basis(**loaded, executed={"traced": 1}) == ""
+    assert basis(**loaded, executed={"traced": 1200}) == "mean of 1,200"
+
+
+def test_a_failure_is_the_verdict_and_leads_to_the_memory_if_it_is_known() -> None:
+    failed = replace(summaries.small_cnn(), failure=("timed", "OutOfMemoryError: no memory"))
+    verdict = report_document(failed).verdict
+    assert verdict is not None
+    assert (verdict.state, verdict.selects) == ("bad", "")
+    assert verdict.sentence == "Out of memory in the timed pass, so this profile is incomplete"
+    assert "step" in figures(failed)
+    assert figures(replace(failed, timing=StepTimes(()))) == {}

@@ -1,0 +1,204 @@
+"""What disturbed the steps, and which optimizers and spans they used."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from perfnb.step import environment
+from perfnb.step.environment import Conditions
+from perfnb.step.layers import Calls
+from perfnb.step.optimizers import cannot_foreach, cannot_fuse, has_sparse_gradients, tensors_of
+from perfnb.step.pass_order import spans_of
+from tests.fake_clock import FakeClock
+
+MS = 1_000_000
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """Keep Python from collecting garbage by itself."""
+    was = gc.isenabled()
+    gc.disable()
+    yield
+    if was:
+        gc.enable()
+
+
+def pauses_of(clock: FakeClock, steps: list[tuple[int, int]], collections: list[tuple[int, int, bool]]) -> Any:
+    """Return the facts of steps from and until these times in ms.
+
+    Each collection has a beginning, an end, and whether it ends while a step is running.
+    """
+    start = clock.now_ns
+    with Conditions() as conditions:
+        waiting = list(collections)
+        for number, (begin, end) in enumerate(steps):
+            conditions.step = number
+            while waiting and waiting[0][0] < end:
+                first, last, running = waiting.pop(0)
+                conditions.running = running
+                (collects,) = [each for each in gc.callbacks if getattr(each, "__self__", None) is conditions]
+                clock.now_ns = start + first * MS
+                collects("start", {})
+                clock.now_ns = start + last * MS
+                collects("stop", {})
+            conditions.ended(start + begin * MS, start + end * MS)
+    return conditions.facts
+
+
+@pytest.mark.usefixtures("no_collections")
+@pytest.mark.parametrize(
+    ("collection", "pauses"),
+    [
+        ((120, 150, True), [[0, 30]]),
+        ((80, 150, True), [[0, 50]]),  # it began before the step
+        ((180, 250, True), [[0, 20]]),  # it ended after the step
+        ((80, 250, True), [[0, 100]]),
+        ((50, 99, True), []),
+        ((120, 150, False), []),
+    ],
+)
+def test_a_collection_counts_as_far_as_it_lies_in_a_step(
+    collection: tuple[int, int, bool], pauses: list[list[float]], clock: FakeClock
+) -> None:
+    facts = pauses_of(clock, [(100, 200)], [collection])
+    assert [step for step, _ in facts["gc_pauses"]] == [step for step, _ in pauses]
+    assert [ms for _, ms in facts["gc_pauses"]] == pytest.approx([ms for _, ms in pauses], abs=0.01)
+    assert facts["gc_share"] == pytest.approx(sum(ms for _, ms in pauses) / 100, abs=1e-4)
+
+
+@pytest.mark.usefixtures("no_collections")
+def test_the_share_of_collections_is_that_of_all_steps(clock: FakeClock) -> None:
+    facts = pauses_of(clock, [(0, 100), (100, 200), (300, 500)], [(10, 20, True), (110, 130, True), (400, 470, True)])
+    assert [step for step, _ in facts["gc_pauses"]] == [0, 1, 2]
+    assert facts["gc_share"] == pytest.approx(100 / 400, abs=1e-4)
+
+
+@pytest.mark.usefixtures("no_collections")
+def test_without_steps_there_is_no_share_and_the_callback_is_removed() -> None:
+    before = list(gc.callbacks)
+    with Conditions() as conditions:
+        assert len(gc.callbacks) == len(before) + 1
+    assert gc.callbacks == before
+    assert "gc_share" not in conditions.facts
+    assert conditions.facts["gc_pauses"] == []
+
+
+def test_interruptions_are_those_since_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter([{"involuntary_switches": 5, "throttled_ms": 1.25}, {"involuntary_switches": 8, "throttled_ms": 4.5}])
+    monkeypatch.setattr(environment, "_interruptions", lambda: next(counts))
+    with Conditions() as conditions:
+        pass
+    assert conditions.facts["involuntary_switches"] == 3
+    assert conditions.facts["throttled_ms"] == 3.25
+
+
+def test_what_could_not_be_counted_before_has_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter([{"involuntary_switches": 5}, {"involuntary_switches": 5, "throttled_ms": 4.5}])
+    monkeypatch.setattr(environment, "_interruptions", lambda: next(counts))
+    with Conditions() as conditions:
+        pass
+    assert conditions.facts["involuntary_switches"] == 0
+    assert "throttled_ms" not in conditions.facts
+
+
+@pytest.mark.parametrize(("affinity", "limit", "usable"), [(4, None, 4.0), (4, 1.5, 1.5), (2, 8.0, 2.0), (2, 2.0, 2.0)])
+def test_usable_cpus_are_limited_by_affinity_and_cgroup(
+    affinity: int, limit: float | None, usable: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "available_cpus", lambda: affinity)
+    monkeypatch.setattr(environment, "cpu_limit", lambda: limit)
+    assert environment.usable_cpus() == usable
+
+
+def test_the_commit_is_left_out_where_git_does_not_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def facts(commit: str | None, changes: str | None) -> dict[str, Any]:
+        monkeypatch.setattr(environment, "_git", lambda *words: commit if words[0] == "rev-parse" else changes)
+        return environment._commit()
+
+    assert facts(None, "") == {}
+    assert facts("abc", None) == {"commit": "abc"}
+    assert facts("abc", "") == {"commit": "abc", "uncommitted": False}
+    assert facts("abc", " M file") == {"commit": "abc", "uncommitted": True}
+
+
+def one_of(kind: Callable[..., torch.optim.Optimizer], *values: torch.Tensor, **options: Any) -> torch.optim.Optimizer:
+    return kind([nn.Parameter(value) for value in values or (torch.ones(2),)], **options)
+
+
+SGD, ADAM, ADAGRAD = torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad
+
+
+def test_why_an_optimizer_cannot_be_fused() -> None:
+    class Own(torch.optim.SGD):
+        pass
+
+    assert cannot_fuse(one_of(SGD), sparse=False) == cannot_fuse(one_of(ADAGRAD), sparse=False) == ""
+    assert cannot_fuse(one_of(Own), False) == "Own has no fused implementation"
+    assert cannot_fuse(one_of(torch.optim.RMSprop), False) == "RMSprop has no fused implementation"
+    assert cannot_fuse(one_of(ADAM, fused=True), False) == "the optimizer is already fused"
+    for option in ("differentiable", "capturable"):
+        made = one_of(ADAM)
+        made.param_groups[0][option] = True
+        assert cannot_fuse(made, False) == "a differentiable or capturable optimizer cannot be fused"
+    real = "a fused update requires real floating-point parameters on a CPU or CUDA device"
+    assert cannot_fuse(one_of(ADAM, torch.ones(2, device="meta")), False) == real
+    assert cannot_fuse(one_of(ADAM, torch.ones(2), torch.ones(2, dtype=torch.complex64)), False) == real
+    assert cannot_fuse(one_of(SGD), sparse=True) == "a fused update does not support sparse gradients"
+
+
+def test_one_group_of_several_is_enough_to_be_fused_already() -> None:
+    made = one_of(SGD)
+    made.add_param_group({"params": [nn.Parameter(torch.ones(1))], "fused": True})
+    assert cannot_fuse(made, False) == "the optimizer is already fused"
+    assert cannot_foreach(made, False) == "the optimizer already updates all parameters at once"
+    assert [len(tensor) for tensor in tensors_of(made)] == [2, 1]
+
+
+def test_why_an_optimizer_cannot_update_lists() -> None:
+    assert cannot_foreach(one_of(SGD), sparse=False) == cannot_foreach(one_of(SGD, foreach=False), sparse=False) == ""
+    at_once = "has no implementation that updates all parameters at once"
+    assert cannot_foreach(one_of(torch.optim.SparseAdam), False) == f"SparseAdam {at_once}"
+    already = "the optimizer already updates all parameters at once"
+    assert cannot_foreach(one_of(SGD, foreach=True), False) == already
+    assert cannot_foreach(one_of(SGD, fused=True), False) == already
+    differentiable = one_of(SGD, differentiable=True)
+    assert cannot_foreach(differentiable, False) == "a differentiable optimizer cannot update all parameters at once"
+    sparse = "updating all parameters at once is not supported with sparse gradients"
+    assert cannot_foreach(one_of(SGD), sparse=True) == sparse
+
+
+def test_sparse_gradients_are_known_from_modules_or_from_gradients() -> None:
+    dense, optimizer = nn.Embedding(3, 2), one_of(SGD)
+    assert not has_sparse_gradients([optimizer], [dense, nn.Linear(1, 1)])
+    assert has_sparse_gradients([], [dense, nn.Embedding(3, 2, sparse=True)])
+    (parameter,) = tensors_of(optimizer)
+    parameter.grad = torch.ones(2)
+    assert not has_sparse_gradients([optimizer], [])
+    parameter.grad = torch.ones(2).to_sparse()
+    assert has_sparse_gradients([optimizer], [])
+
+
+def test_each_span_has_the_layer_of_its_module_or_of_the_call_around_it() -> None:
+    model, inner, unknown, criterion, part = (nn.Identity() for _ in range(5))
+    calls = Calls()
+    calls.records += [
+        *[(0, model, None), (1, unknown, 0), (2, inner, 1)],
+        *[(3, criterion, None), (4, part, 3), (5, unknown, None)],
+    ]
+    calls.loss.add(3)
+    places = {id(model): 0, id(inner): 1, id(part): 2}
+    assert spans_of(calls, places) == [
+        (0, 0, False),
+        (1, 0, False),  # the layer around it
+        (2, 1, False),
+        (3, None, True),
+        (4, 2, True),  # inside a loss
+        (5, None, False),
+    ]
