@@ -52,6 +52,14 @@ def test_a_named_range_marks_steps_instead_of_the_profilers() -> None:
         with_steps(trace_of(), "whole", "it")
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("train_step", True), ("Iteration", True), ("my batches", True), ("footstep", False), ("iterator", False)],
+)
+def test_which_names_say_that_they_are_steps(name: str, says: bool) -> None:
+    assert guessed(event(name, 0, 1), event(name, 100, 1)) == ([0, 1] if says else [])
+
+
 def test_loading_takes_the_name(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps([*OPS, *(event("train", start, 90) for start in (0, 100, 200))]))
