@@ -33,6 +33,15 @@ def parts(gap: pd.Series) -> tuple[int, int, int]:
         (102, (80, 90), 0, 2, 0),  # in the queue: one work hands over to the next
         (102, (99, 110), 0, 2, 0),  # begun before the call returned; the call had begun in time
         (500, (80, 90), 0, 0, 400),  # nothing tells why it waited for 400 us
+        (110, (70, 80), 0, 10, 0),  # handed over as slowly as that can be
+        (111, (70, 80), 0, 0, 11),
+        (102, (80, 100), 0, 2, 0),  # returned just in time
+        (102, (99, 101), 2, 0, 0),
+        (102, (90, 102), 2, 0, 0),
+        (102, (100, 110), 0, 2, 0),  # the call had just begun in time
+        (102, (101, 110), 2, 0, 0),
+        (170, (130, 140), 70, 0, 0),  # launched as slowly as that can be
+        (171, (130, 140), 40, 0, 31),
         (500, None, 0, 0, 400),  # its launch is not in the trace
         (105, None, 0, 0, 5),
     ],

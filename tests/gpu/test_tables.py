@@ -175,6 +175,20 @@ def test_work_without_a_step_is_in_a_row_of_its_own(tmp_path: Path) -> None:
     assert "1 kernels, copies and fills do not belong to any step" in " ".join(profile._summary.gpu.notes)  # type: ignore[union-attr]
 
 
+def test_a_kernel_without_launch_and_step_is_in_no_table_of_the_steps(tmp_path: Path) -> None:
+    alone, both = overlapping(), overlapping()
+    both.event("gemm", 2510, 2550, "kernel", 7, 0, device=0, stream=7)
+    without = loaded(alone, tmp_path)
+
+    profile = loaded(both, tmp_path)
+
+    for name in ("kernel_ops", "launches", "gpu_steps"):
+        pd.testing.assert_frame_equal(getattr(profile, name), getattr(without, name))
+    assert us(profile.gpu_time["computation_ms"].sum()) == us(without.gpu_time["computation_ms"].sum()) + 40
+    assert "1 kernels, copies and fills do not belong to any step" in " ".join(profile._summary.gpu.notes)  # type: ignore[union-attr]
+    assert "belong" not in " ".join(without._summary.gpu.notes)  # type: ignore[union-attr]
+
+
 def test_marks_that_are_no_steps_count_nowhere(tmp_path: Path) -> None:
     profile = loaded(overlapping().step(99, 200, 250).step(8, 900, 1900, tid=555), tmp_path)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from perfnb.ranks.buckets import bucket_sentence, bucket_sizes
 from perfnb.recording.nesting import NONE
@@ -52,6 +53,59 @@ def test_the_bound_takes_the_upper_end_of_the_interval() -> None:
     assert found.high_ms is not None
     assert found.low_ms < 2.0 < found.high_ms
     assert found.fewer_ms == pytest.approx(3 * found.high_ms)
+
+
+def test_the_interval_is_that_of_a_regression() -> None:
+    given = calls([MIB, 2 * MIB, 3 * MIB, 9 * MIB], noise_ms=0.1).assign(exposed_ns=10**9)
+    took = (given["end_ns"] - given["begin_ns"] - 10**6).astype(float) / 1e6
+    line = stats.linregress(given["bytes"], took)
+    half = stats.t.ppf(0.975, len(given) - 2) * line.intercept_stderr
+
+    found = bucket_sizes(given, 4)
+
+    assert found is not None
+    expected = (line.intercept, line.intercept - half, line.intercept + half)
+    assert (found.latency_ms, found.low_ms, found.high_ms) == pytest.approx(expected)
+    assert found.bytes_per_s == pytest.approx(1e3 / line.slope)
+
+
+def test_five_buckets_of_three_sizes_are_enough() -> None:
+    given = calls([MIB, 2 * MIB, 3 * MIB], steps=2)
+
+    enough, too_few = bucket_sizes(given.head(5), 2), bucket_sizes(given.head(4), 2)
+
+    assert enough is not None
+    assert (enough.buckets, enough.bytes, enough.why) == (2.5, 4.5 * MIB, "")
+    assert enough.fewer_ms == pytest.approx(1.5 * 2.0)
+    assert too_few is not None
+    assert (too_few.why, too_few.latency_ms) == ("too few steps were traced", None)
+    assert bucket_sizes(given, 0) is None
+
+
+def test_larger_buckets_that_take_no_longer_have_no_bandwidth() -> None:
+    found = bucket_sizes(calls([MIB, 2 * MIB, 3 * MIB], per_mib_ms=-0.1), 4)
+
+    assert found is not None
+    assert found.bytes_per_s is None
+    assert "each with a latency of 2.00 ms [2.00, 2.00]. A single bucket" in bucket_sentence(found)
+
+
+def test_a_step_with_a_single_bucket_cannot_have_fewer() -> None:
+    given = pd.concat([calls([size], steps=2) for size in (MIB, 2 * MIB, 3 * MIB)], ignore_index=True)
+
+    found = bucket_sizes(given, 6)
+
+    assert found is not None
+    assert (found.buckets, found.fewer_ms) == (1.0, 0.0)
+
+
+def test_a_bucket_that_only_waited_took_no_time() -> None:
+    given = calls([MIB, 2 * MIB, 3 * MIB])
+
+    found = bucket_sizes(given.assign(waiting_ns=pd.array([10**9] * len(given), dtype="Int64")), 4)
+
+    assert found is not None
+    assert (found.latency_ms, found.smaller_ms) == (0.0, 0.0)
 
 
 def test_no_more_is_saved_than_nothing_hid() -> None:

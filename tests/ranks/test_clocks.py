@@ -147,3 +147,73 @@ def test_the_most_frequent_differences_are_medians_of_their_windows() -> None:
     assert sorted(_frequent(differences, 5, 3)) == [0, 12, 100]
     assert _frequent(differences, 5, 9) == _frequent(differences, 5, 3)
     assert _frequent(differences[:0], 5, 3) == []
+
+
+@pytest.mark.parametrize(("off", "known"), [((2, 5), True), ((2, 4, 6), False)])
+def test_pairs_in_order_must_agree_in_three_of_four(off: tuple[int, ...], known: bool) -> None:
+    end = ends(200, 8)  # evenly, so that only their order tells them apart
+    others = end + AHEAD_NS
+    others[list(off)] += 90_000
+
+    _, clocks = matching({0: table(0, end, 9_000), 1: table(1, others, 9_000)})
+
+    assert clocks["ahead_us"].notna().tolist() == [True, known]
+    if known:
+        assert clocks.loc[1, "ahead_us"] == pytest.approx(AHEAD_NS / 1e3)
+
+
+def test_many_lost_from_the_start_and_the_end_of_two_steps_are_found() -> None:
+    """No shift of the order by a few fits."""
+    end = ends("uneven", 60)
+    step = np.arange(60) // 30
+    kept = (np.arange(60) % 30 >= 6) & (np.arange(60) % 30 < 23)
+
+    matched, clocks = matching({0: table(0, end, 9_000, step), 1: table(1, end[kept] + 123_000, 9_000, step[kept])})
+
+    assert clocks["ahead_us"].tolist() == pytest.approx([0, 123])
+    assert clocks["collectives"].tolist() == [34, 34]
+    assert (matched["end_ns"] - matched["rank"] * 123_000).groupby(matched["place"]).nunique().eq(1).all()
+
+
+@pytest.mark.parametrize(("count", "known"), [(1, False), (2, False), (3, True)])
+def test_a_clock_needs_three_collectives(count: int, known: bool) -> None:
+    end = ends("uneven", count)
+
+    _, clocks = matching({0: table(0, end, 9_000), 1: table(1, end + 500, 9_000)})
+
+    assert clocks["ahead_us"].notna().tolist() == [True, known]
+    assert clocks["collectives"].tolist() == [count if known else 0] * 2
+
+
+def test_the_spread_of_a_clock_is_half_of_the_middle_half_of_its_differences() -> None:
+    end = ends(500, 5)
+    off = np.array([-4000, -1000, 0, 3000, 9000])
+
+    _, clocks = matching({0: table(0, end, 9_000), 1: table(1, end + 7_000 + off, 9_000)})
+
+    assert clocks["ahead_us"].tolist() == pytest.approx([0, 7])
+    assert clocks["spread_us"].tolist() == pytest.approx([0, (3 + 1) / 2])
+
+
+def test_collectives_of_another_kind_group_or_step_are_not_the_same() -> None:
+    end = ends("uneven", 8)
+    mine = table(0, end, 9_000)
+
+    for change in ({"kind": "allgather"}, {"group": "other"}, {"step": 2}, {"on_host": True}):
+        matched, clocks = matching({0: mine, 1: table(1, end, 9_000).assign(**change)})
+        assert matched.empty
+        assert clocks["ahead_us"].isna().tolist() == [False, True]
+
+
+def test_collectives_of_the_host_are_the_same_in_order_however_far_apart_they_end() -> None:
+    end = ends("uneven", 2)
+    late = end + AHEAD_NS + np.array([0, 40_000_000])
+
+    matched, clocks = matching(
+        {0: table(0, end, 9_000).assign(on_host=True), 1: table(1, late, 9_000).assign(on_host=True)}
+    )
+
+    assert clocks["collectives"].tolist() == [2, 2]
+    assert clocks.loc[1, "ahead_us"] == pytest.approx(AHEAD_NS / 1e3 + 20_000)
+    assert matched.groupby("place")["rank"].apply(sorted).tolist() == [[0, 1]] * 2
+    assert matched.sort_values(["rank", "end_ns"])["place"].tolist() == matched["place"].tolist()[:2] * 2

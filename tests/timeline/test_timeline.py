@@ -101,6 +101,16 @@ def test_the_rows_of_a_track_are_in_order_of_depth_and_time() -> None:
         assert all(part["start"].is_monotonic_increasing for _, part in rows.groupby("depth"))
 
 
+def test_tracks_follow_each_other_and_the_layers_say_what_their_bars_are() -> None:
+    line = timeline(training().kernel("gemm", 1100, 1500, 1600))
+
+    assert [track.kind for track in line.tracks] == ["steps", "phases", "layers", "thread", "stream"]
+    assert [track.kind for track in line.tracks if track.note] == ["layers"]
+    assert [track.first for track in line.tracks] == [0, *np.cumsum([track.count for track in line.tracks])[:-1]]
+    assert [track.depth for track in line.tracks] == [int(line.rows_on(one)["depth"].max()) + 1 for one in line.tracks]
+    assert line.zero_ns == 1000 * US
+
+
 def test_a_layer_that_is_run_again_is_told_apart() -> None:
     made = ByHand().step(0, 1000)
     net = made.layer("net")

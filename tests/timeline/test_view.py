@@ -235,6 +235,32 @@ def test_the_verdict_says_how_busy_gpu_and_host_were() -> None:
     assert [row[5] for row in tracks.rows] == pytest.approx([1.0, 0.54, 0.42, 0.1])
 
 
+def test_without_a_gpu_the_verdict_is_about_the_main_thread() -> None:
+    shown = timeline_document(timeline(training()))
+    assert shown.verdict.sentence == "Step 0 takes 1.00 ms: the main thread is busy for 42 % of it."
+    idle = timeline_document(timeline(ByHand().step(0, 1000)))
+    assert idle.verdict.sentence == "Step 0 takes 1.00 ms."
+
+
+def test_work_after_the_end_of_the_step_is_in_the_picture() -> None:
+    line = timeline(training().kernel("gemm", 1950, 2800, 3000))
+
+    shown = timeline_document(line)
+
+    assert shown.verdict.sentence == (
+        "Step 0 takes 1.00 ms, and work that it launched ends 2.00 ms after it started: GPU 0, stream 7 is busy for "
+        "10 % of it and the main thread for 21 %."
+    )
+    (picture, _) = shown.sections
+    assert isinstance(picture, Picture)
+    assert picture.html is not None
+    drawn = picture.html()
+    assert re.findall(r">(0|[\d.]+\s*m?s)<", spaced(drawn)) == ["0", "0.500 ms", "1.00 ms", "1.50 ms", "2.00 ms"]
+    assert len(re.findall("stroke-dasharray", drawn)) == 1  # the end of the step on the host
+    (whole, _) = timeline_document(timeline(training())).sections
+    assert "stroke-dasharray" not in whole.html()  # type: ignore[union-attr, misc]
+
+
 def test_of_many_threads_the_busiest_are_drawn_and_listed() -> None:
     made = ByHand().step(0, 1000).op("aten::main", 0, 500)
     for thread in range(2, 40):

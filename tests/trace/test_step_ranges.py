@@ -52,6 +52,70 @@ def test_a_named_range_marks_steps_instead_of_the_profilers() -> None:
         with_steps(trace_of(), "whole", "it")
 
 
+def test_an_unknown_range_is_answered_with_the_most_frequent_ones() -> None:
+    counts = {"f": 2, "a": 7, "e": 3, "c": 5, "b": 6, "d": 4}
+    ranges = [event(f"{name} {place}", 10 * place, 5) for name, count in counts.items() for place in range(count)]
+
+    with pytest.raises(TraceError) as caught:
+        with_steps(trace_of(*ranges), "whole", "it")
+
+    assert str(caught.value).endswith("; it has 'a' (7), 'b' (6), 'c' (5), 'd' (4), 'e' (3).")
+
+
+@pytest.mark.parametrize(
+    "name", ["step 12", "step_12", "step#12", "step: 12", "step=12", "step-12", "step[12]", "step (12)", "step12"]
+)
+def test_the_number_after_a_name_is_that_of_the_step(name: str) -> None:
+    trace = trace_of(event(name, 0, 90), event(name.replace("12", "11"), 100, 90))
+
+    assert numbers_of(with_steps(trace, "step", "it")) == [12, 11]
+
+
+def test_a_range_is_also_found_by_its_whole_name() -> None:
+    trace = trace_of(event("step 12", 0, 90), event("step 13", 100, 90), event("12", 200, 90))
+
+    assert numbers_of(with_steps(trace, "step 13", "it")) == [13]
+    assert numbers_of(with_steps(trace, "12", "it")) == [0]  # a number alone is a name
+
+
+def test_numbers_that_repeat_are_replaced_by_the_order_in_time() -> None:
+    halves = [event("step 1", 200, 90), event("step 0", 0, 90), event("step 1", 100, 90)]
+
+    assert numbers_of(with_steps(trace_of(*halves), "step", "it")) == [0, 1, 2]
+    some = [event("step 7", 100, 90), event("step", 0, 90)]
+    assert sorted(numbers_of(with_steps(trace_of(*some), "step", "it"))) == [0, 1]
+
+
+def test_ranges_of_any_name_must_cover_most_of_the_time() -> None:
+    assert guessed(event("all", 0, 80), event("all", 120, 80)) == [0, 1]  # 160 of 200
+    assert guessed(event("all", 0, 80), event("all", 121, 80)) == []
+    assert guessed(event("all", 0, 100), event("all", 100, 100)) == [0, 1]
+    assert guessed(event("all", 0, 101), event("all", 100, 100)) == []  # the first lasts into the second
+    assert guessed(event("step", 0, 1), event("step", 199, 1)) == [0, 1]  # the name says it
+    assert guessed(event("step", 0, 0), event("step", 199, 0)) == []
+    named = [event("step", 0, 10), event("step", 100, 10)]
+    assert guessed(event("all", 0, 100), event("all", 100, 100), *named) == [0, 1]
+    trace = with_steps(trace_of(event("all", 0, 100), event("all", 100, 100), *named), None, "it", guess=True)
+    assert (steps_of(trace).ends - steps_of(trace).starts).tolist() == [10_000, 10_000]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("train_step", True), ("Iteration", True), ("my batches", True), ("footstep", False), ("iterator", False)],
+)
+def test_which_names_say_that_they_are_steps(name: str, says: bool) -> None:
+    assert guessed(event(name, 0, 1), event(name, 100, 1)) == ([0, 1] if says else [])
+
+
+def test_of_the_ranges_that_say_it_the_longest_are_steps() -> None:
+    short = [event(f"batch {number}", number * 100, 20) for number in range(3)]
+    long = [event(f"step {number}", number * 100 + 20, 70) for number in range(3, 6)]
+
+    assert guessed(*short, *long) == [3, 4, 5]
+    assert with_steps(trace_of(*short), None, "it").caveats == []  # without guessing
+    assert numbers_of(with_steps(trace_of(*short), None, "it")) == []
+
+
 def test_loading_takes_the_name(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps([*OPS, *(event("train", start, 90) for start in (0, 100, 200))]))
