@@ -134,7 +134,7 @@ def test_much_time_outside_kernels_is_told(overhead: float, state: str, start: s
     assert found[0] == state
     assert found[1].startswith(start)
     on_gpu = verdict((None, None, 1, 3, None, 6.0, overhead), on_gpu=True)
-    assert on_gpu[:2] == ("good", "No graph breaks: kernels take 2.00 ms on the GPU.")
+    assert on_gpu[:2] == ("none", "No graph breaks: kernels take 2.00 ms.")
 
 
 def test_without_known_kernels_there_is_no_verdict_on_them() -> None:
