@@ -450,8 +450,8 @@ def breaks() -> None:
         ("<string>", "breaks"),
         ("<frozen runpy>", "breaks"),
         ("/lib/runpy.py", "breaks"),
-        ("/home/me/train.py", "first"),
-        ("/home/me/my_runpy.py", "first"),
+        ("/somewhere/train.py", "first"),
+        ("/somewhere/my_runpy.py", "first"),
     ],
 )
 def test_a_traceback_starts_at_the_first_line_of_the_user(file: str, first: str) -> None:
