@@ -21,12 +21,12 @@ _INSIDE = "in a traced step, including nested layers"
 #: The columns of the table of layers after name, class and time, by their names in the data frame. A heading is the
 #: same name without its unit, so readers can type the headings that they see in the report.
 _LAYER_COLUMNS: dict[str, Column] = {
-    "calls": Column("calls", "count", priority=3, help="Calls per step"),
+    "calls": Column("calls", "count", priority=4, help="Calls per step"),
     "forward_ms": Column("forward", "ms", help=f"Forward time {_INSIDE}"),
     "backward_ms": Column("backward", "ms", help=f"Backward time {_INSIDE}"),
     "recompute_ms": Column("recompute", "ms", help=f"Time of forward work repeated in backward {_INSIDE}"),
     "self_ms": Column("self", "ms", 6, help="Time in a traced step, excluding nested layers", live=True),
-    "gpu_ms": Column("GPU", "ms", 4, help=f"GPU time {_INSIDE}"),
+    "gpu_ms": Column("GPU", "ms", 3, help=f"GPU time {_INSIDE}"),
     "share": Column("share", "share", help="Share of the step, corrected for the cost of tracing"),
     "forward_flops": Column("forward FLOPs", "flops", 7, help="Arithmetic in forward, including nested layers"),
     "backward_flops": Column("backward FLOPs", "flops", 8, help="Arithmetic in backward, including nested layers"),
