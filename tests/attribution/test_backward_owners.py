@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import perfnb
+from perfnb.profile.profile import Profile
+from tests.recordings import ByHand
 from tests.step.models import training_step
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -157,3 +159,15 @@ def test_a_hook_on_a_layers_output_leaves_its_backward_where_it_was() -> None:
 
     assert calls(p, "aten::mm") == {"model.0": 1, "model.2": 2}
     assert list(p.layers.loc[["model.0", "model.2"], "backward_flops"]) == [512, 1024]
+
+
+def test_a_node_made_by_another_node_belongs_to_the_forward_op_of_that_one() -> None:
+    """A double backward, by hand: the op `b` ran in the node of `a`, and `b` has a node of its own."""
+    hand = ByHand()
+    model = hand.layer("model")
+    hand.step(0, 1000)
+    hand.call(model, 10, 100).op("a", 20, 30, 1)
+    hand.node("ABackward", 200, 300, 1).op("b", 210, 250, 2)
+    hand.node("BBackward", 400, 450, 2)
+    p = Profile(hand.recording())
+    assert p.layers.loc["model", "backward_ms"] == pytest.approx(0.1 + 0.05)

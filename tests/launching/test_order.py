@@ -14,7 +14,7 @@ from torch import nn
 import perfnb
 from perfnb.errors import CaptureError
 from perfnb.launching.order import Cell, pack_cell, pack_function
-from perfnb.launching.profile_ranks import _silence
+from perfnb.launching.profile_ranks import _silence, order_for
 from perfnb.launching.rank import _Split, _wrapped
 from perfnb.step.cells import step_of
 from perfnb.step.namespace import names_in
@@ -170,3 +170,16 @@ def test_ranks_that_did_not_communicate_get_the_advice_that_fits() -> None:
     assert "--ddp" in _silence(ddp=False)
     assert "backward" in _silence(ddp=True)
     assert "wraps it" not in _silence(ddp=True)
+
+
+@pytest.mark.parametrize(("ranks", "enough"), [(1, True), (2, True), (3, False)])
+def test_nccl_is_used_from_as_many_gpus_as_ranks_on(ranks: int, enough: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfnb.launching.rank.gpu_count", lambda: 2)
+    assert order_for("function", ranks, {}, "job").backend == ("cpu:gloo,cuda:nccl" if enough else "gloo")
+    if enough:
+        order = order_for("function", ranks, {}, "job", backend="nccl")
+        assert (order.backend, order.gpus) == ("nccl", 2)
+    else:
+        with pytest.raises(CaptureError, match="each of the 3 ranks needs its own GPU, but this machine has 2 GPUs"):
+            order_for("function", ranks, {}, "job", backend="nccl")
+        assert order_for("function", ranks, {}, "job").gpus == 0

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from perfnb.errors import CaptureError
 from perfnb.memory.estimate.batches import tensor_resized
-from perfnb.memory.estimate.estimate import MemoryEstimate, estimate_memory
+from perfnb.memory.estimate.estimate import MemoryEstimate, _largest_fitting, estimate_memory
 from perfnb.memory.estimate.scratch import has_tiles
 from tests.step.allocated import measured_peak, state_of
 
@@ -547,3 +547,15 @@ def test_only_tensors_with_one_row_per_sample_are_resized(shape: tuple[int, ...]
     for wrong in (0, True, 1.5):
         with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1"):
             tensor_resized(rows, 4, wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("limit", [10_000, 123_456, 9_999_999])
+def test_the_largest_batch_of_a_linear_need_is_found_in_a_few_tries(limit: int) -> None:
+    tried: list[int] = []
+
+    def need(size: int) -> float:
+        tried.append(size)
+        return 1000 + 70 * size
+
+    assert _largest_fitting(need, limit, start=8) == (limit - 1000) // 70
+    assert len(tried) == len(set(tried)) <= 6

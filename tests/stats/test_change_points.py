@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfnb.stats.change_points import _inflation, change_points
+from perfnb.stats.change_points import _inflation, _p_of_largest, change_points
 
 
 def noise(count: int, seed: int, spread: float = 0.02) -> np.ndarray:
@@ -110,3 +110,12 @@ def test_five_percent_at_entry_700_are_found_under_the_usual_noise() -> None:
             found.append([change.place for change in change_points(values)])
         assert all(found)
         assert np.mean([any(abs(place - 700) <= 30 for place in places) for places in found]) >= 0.95
+
+
+def test_the_probability_of_the_largest_sum_is_one_at_most_and_falls() -> None:
+    assert _p_of_largest(0.5, 0.1) == 1
+    assert _p_of_largest(1.5, 0.01) == 1
+    # By hand: 0.05399 * ((2 - 0.5) * 2 * ln(9) + 2).
+    assert _p_of_largest(2.0, 0.1) == pytest.approx(0.4639, rel=1e-3)
+    falling = [_p_of_largest(largest / 4, 0.1) for largest in range(8, 24)]
+    assert falling == sorted(falling, reverse=True)

@@ -241,3 +241,25 @@ def test_lists_of_numbers(text: str, numbers: set[int]) -> None:
 def test_what_is_no_list_of_numbers(text: str) -> None:
     with pytest.raises(Unreadable, match=r"list of numbers|too many numbers"):
         numbers_of(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [
+        ("always [madvise] never", "madvise"),
+        ("always", "always"),
+        ("always never", None),
+        ("a" * 39, "a" * 39),
+        ("a" * 40, None),
+        ("[madvise", None),
+        ("[]", None),
+    ],
+)
+def test_the_chosen_option_is_in_brackets_or_the_only_one(tmp_path: Path, text: str, chosen: str | None) -> None:
+    (tmp_path / "option").write_text(f"{text}\n")
+    tree = SystemTree(root=str(tmp_path), platform="linux")
+    if chosen is not None:
+        assert tree.chosen("option") == chosen
+    else:
+        with pytest.raises(Unreadable, match="with no option in brackets"):
+            tree.chosen("option")
