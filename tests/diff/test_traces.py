@@ -361,3 +361,17 @@ def test_a_trace_is_like_itself(a: Recording) -> None:
     assert not found.ops["matched"].isin(["only a", "only b"]).any()
     assert found.ops.loc[found.ops["matched"].isna(), "op"].isin([NO_OP_ROW]).all()
     assert found.alike in ((1.0, 1.0), (None, None))
+
+
+@pytest.mark.parametrize("known", ["a", "b"])
+def test_ops_match_if_only_one_of_the_traces_has_layers(known: str) -> None:
+    def of_two_ops(*, layers: bool) -> Recording:
+        hand = ByHand().step(0, 400)
+        if layers:
+            hand.call(hand.layer("net"), 10, 110)
+        return hand.op("aten::mm", 20, 60).op("aten::relu", 70, 90).op("aten::add", 200, 220).recording()
+
+    found = diff(of_two_ops(layers=known == "a"), of_two_ops(layers=known == "b"))
+    rows = found.ops[found.ops["op"].str.startswith("aten::")]
+    assert rows[["calls_a", "calls_b"]].to_numpy().tolist() == [[1, 1]] * 3
+    assert found.without_layers == (known == "b", known == "a")
