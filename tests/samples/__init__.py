@@ -12,6 +12,11 @@ HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\x1b[31m\u202e\n\u2028" + "å
 
 
 def texts(documents: Mapping[str, Callable[[], Document]]) -> str:
-    """Return the text of every sample without a hostile name, for a golden text of its room."""
-    shown = {name: document_text(made(), 100) for name, made in documents.items() if "hostile" not in name}
-    return "\n\n".join(f"### {name}\n\n{text}" for name, text in shown.items()) + "\n"
+    """Return each sample without a hostile name, for a golden text of its room: the verdict's state, and the text."""
+    shown = {name: made() for name, made in documents.items() if "hostile" not in name}
+    return "\n\n".join(_shown(name, document) for name, document in shown.items()) + "\n"
+
+
+def _shown(name: str, document: Document) -> str:
+    state = document.verdict.state if document.verdict is not None else "no verdict"
+    return f"### {name} ({state})\n\n{document_text(document, 100)}"
