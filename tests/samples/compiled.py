@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+from perfnb import Profile, load
 from perfnb.compiled.tab import compiled_document
 from perfnb.compiled.tables import compiled_summary
 from perfnb.draw.document import Document
@@ -62,9 +64,17 @@ def unknown() -> Recording:
     return with_compiled_regions(one_region().recording(), [], [CompiledCode("0/0")])
 
 
+def on_gpu() -> Recording:
+    """Return what perfnb captured of a compiled MLP on an NVIDIA H200."""
+    loaded = load(Path(__file__).parents[1] / "captured" / "compiled_mlp")
+    assert isinstance(loaded, Profile)
+    return loaded._recording
+
+
 DOCUMENTS: dict[str, Callable[[], Document]] = {
     "compiled as one graph": lambda: _document(of_one_step()),
     "compiled with a graph break": lambda: _document(broken()),
     "compiled, kernels unknown": lambda: _document(unknown()),
+    "compiled on a GPU": lambda: _document(on_gpu()),
     "hostile compiled code": lambda: _document(hostile()),
 }
