@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from perfnb.bench.values import Values
+from perfnb.quantities import counted
 from perfnb.remedies.subject import Subject
 from perfnb.remedies.verdicts import LeverTrial
 
@@ -94,8 +95,8 @@ class PreparedLever:
         """Notes on the lever's compilation."""
         graphs, breaks = self.at_first
         again = self.until_now.graphs - graphs
-        notes = [f"{graphs} graph{'s' * (graphs > 1)}, {breaks} graph break{'s' * (breaks != 1)}"] if graphs else []
-        return notes + ([f"recompiled {again} times since"] if again else [])
+        notes = [f"{counted(graphs, 'graph')}, {counted(breaks, 'graph break')}"] if graphs else []
+        return notes + ([f"recompiled {counted(again, 'time')} since"] if again else [])
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import perfnb
-from perfnb.bench.design import Prefetching, planned_blocks
+from perfnb.bench.design import Prefetching, _pilot_blocks, planned_blocks
 from perfnb.bench.rounds import batches_ready, prefetching
 from tests.fake_clock import FakeClock
 from tests.waiting import wait_until
@@ -209,3 +209,24 @@ def test_what_works_for_a_step_is_found_where_it_lies() -> None:
         assert prefetching([lambda: 1], step._batches) is None
         assert prefetching([lambda: 1]) == Prefetching("processes", 16)  # somebody's
         wait_until(lambda: batches_ready(step) in (None, 4))
+
+
+@pytest.mark.parametrize(("ahead", "sizes"), [(0, [1]), (1, [1, 2]), (3, [1, 2, 4, 8]), (4, [1, 2, 4, 8])])
+def test_pilot_blocks_grow_until_half_of_one_uses_up_what_was_prefetched(ahead: int, sizes: list[int]) -> None:
+    asked: list[tuple[list[int], int, int]] = []
+
+    def blocks(orders: list[list[int]], *, lead: int, turns: int, pass_name: str) -> np.ndarray:
+        asked.append((orders[0], lead, turns))
+        assert pass_name == "pilot"
+        return np.full((2, 1), float(len(asked)))
+
+    bench = SimpleNamespace(count=2, blocks=blocks)
+    turn_ms = _pilot_blocks(bench, time.perf_counter(), 1e6, ahead)
+
+    assert turn_ms is not None
+    assert turn_ms.tolist() == [len(sizes)] * 2
+    assert [(lead, lead + turns) for _, lead, turns in asked] == [(size // 2, size) for size in sizes]
+    assert [order for order, *_ in asked] == [[0, 1] if place % 2 == 0 else [1, 0] for place in range(len(sizes))]
+    asked.clear()
+    assert (_pilot_blocks(bench, time.perf_counter() - 1, 1e-9, ahead) is None) == (ahead > 0)
+    assert len(asked) == 1
