@@ -51,27 +51,29 @@ def compiled_summary(recording: Recording) -> CompiledSummary | None:
     record = recording.compiled
     if record is None or not len(record.code):
         return None
-    kernels, shares = _kernels(recording, record)
-    return CompiledSummary(kernels, region_table(recording), shares, _gpu_ns(recording, record) is not None)
+    gpu_ns = _gpu_ns(recording, record)
+    kernels, shares = _kernels(recording, record, gpu_ns)
+    return CompiledSummary(kernels, region_table(recording), shares, gpu_ns is not None)
 
 
 def compiled_kernel_table(recording: Recording) -> pd.DataFrame:
     """Return the table ``compiled``, which contains the kernels of compiled code per traced step, sorted by time."""
     record = recording.compiled
-    return conform(pd.DataFrame(), "compiled") if record is None else _kernels(recording, record)[0]
+    if record is None:
+        return conform(pd.DataFrame(), "compiled")
+    return _kernels(recording, record, _gpu_ns(recording, record))[0]
 
 
-def _kernels(recording: Recording, record: CompiledRecord) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _kernels(recording: Recording, record: CompiledRecord, gpu_ns: Floats | None) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the table ``compiled``, and the share of each layer in each of its rows."""
     kernels, steps = record.kernels, max(recording.traced_steps, 1)
     times = (
         record.calls.groupby("kernel")["duration_ns"].agg(["size", "sum"]).reindex(range(len(kernels)), fill_value=0)
     )
-    gpu_ns = _gpu_ns(recording, record)
-    # Only kernels in C++ run on the host. What other kernels take there is the time of their launches.
-    on_host = gpu_ns is None or kernels["kernel"].str.startswith("cpp_").to_numpy()
-    ms = np.where(on_host, times["sum"].to_numpy(), gpu_ns if gpu_ns is not None else 0.0) / 1e6 / steps
-    calls = times["size"].to_numpy() / steps
+    ns, calls = times["sum"].to_numpy(), times["size"].to_numpy() / steps
+    if gpu_ns is not None:  # only kernels in C++ run on the host, where the others are only launched
+        ns = np.where(kernels["kernel"].str.startswith("cpp_").to_numpy(), ns, gpu_ns)
+    ms = ns / 1e6 / steps
     order = np.argsort(-ms, kind="stable")
     names = recording.modules["name"].to_numpy(dtype=object)
     shares = record.shares.sort_values(["kernel", "share"], ascending=[True, False], kind="stable")

@@ -31,7 +31,7 @@ from perfnb.attribution.device_work import (
 from perfnb.attribution.events import all_events
 from perfnb.attribution.interval_sets import EMPTY, IntervalSet, difference, intersection, union
 from perfnb.gpu.device_time import HANDOVER_NS, LAUNCH_NS, gpu_time, idle_gaps
-from perfnb.gpu.launches import call_us, launches
+from perfnb.gpu.launches import launch_call_us, launches
 from perfnb.recording.nesting import NONE, Bools, Ints
 from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT, found
@@ -261,7 +261,7 @@ def gpu_facts(recording: Recording, attribution: Attribution) -> GpuFacts | None
         calls_ms=_calls(events, steps),
         kernels=len(rows) / steps,
         short_share=float(kernels["short"].astype(float).mean()) if len(kernels) else None,
-        call_us=call_us(rows, 0.5),
+        call_us=launch_call_us(rows)[0],
         kernel_us=float(rows["duration_ns"].median()) / 1e3 if len(rows) else None,
         graph_share=float((known["shared"] > 1).mean()) if len(known) else 0.0,
         late_ops=[op for op in _heaviest(gaps[gaps["host_ns"] > 0], "op", "host_ns") if op not in ("nan", "<NA>")],

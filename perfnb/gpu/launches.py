@@ -185,11 +185,12 @@ def launch_facts(rows: pd.DataFrame, queue: pd.DataFrame, spans: pd.DataFrame, s
     short = _floats(rows["short"].dropna())
     once = np.ones(len(delays))
     longest, empty = _of_queue(queue, spans)
+    call_us, call_us_95 = launch_call_us(rows)
     return LaunchFacts(
         launched=len(rows) / max(steps, 1),
         known=float(rows["call_ns"].notna().sum()) / max(steps, 1),
-        call_us=call_us(rows, 0.5),
-        call_us_95=call_us(rows, 0.95),
+        call_us=call_us,
+        call_us_95=call_us_95,
         delay_us=_quantile(delays, once, 0.5),
         delay_us_95=_quantile(delays, once, 0.95),
         short_share=float(short.mean()) if len(short) else None,
@@ -198,8 +199,8 @@ def launch_facts(rows: pd.DataFrame, queue: pd.DataFrame, spans: pd.DataFrame, s
     )
 
 
-def call_us(rows: pd.DataFrame, share: float) -> float | None:
-    """Return a quantile of the time in the launch calls of `launches`, or ``None`` if none is known.
+def launch_call_us(rows: pd.DataFrame) -> tuple[float | None, float | None]:
+    """Return the median and the 95th percentile of the time in the launch calls of `launches`, if any is known.
 
     A call that launched several pieces of work counts once. A copy call that returned after the copy had ended was
     waiting, so it does not count.
@@ -208,7 +209,8 @@ def call_us(rows: pd.DataFrame, share: float) -> float | None:
     waited = found(known["call"], re.compile("Memcpy").search)
     waited &= (known["call_ns"] >= known["delay_ns"] + known["duration_ns"]).fillna(False).to_numpy(dtype=bool)
     launching = known[~waited]
-    return _quantile(_floats(launching["call_ns"]) / 1e3, 1 / _floats(launching["shared"]), share)
+    calls, weight = _floats(launching["call_ns"]) / 1e3, 1 / _floats(launching["shared"])
+    return _quantile(calls, weight, 0.5), _quantile(calls, weight, 0.95)
 
 
 def queue_chart(queue: pd.DataFrame, spans: pd.DataFrame) -> QueueChart | None:

@@ -16,6 +16,7 @@ import importlib
 import inspect
 import linecache
 import math
+import os
 import re
 import sys
 import time
@@ -71,7 +72,8 @@ _RESUMING = "__resume_at_"
 _HOOK_GUARD = re.compile(r"DICT_LENGTH: not \S*\._global_forward_(?:pre_)?hooks\b")
 #: The name that newer versions of torch use for a branch on a tensor's value.
 _BRANCH = "Data-dependent branching"
-_TORCH = str(Path(torch.__file__).parent)
+#: The start of the path of every file of torch's own.
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 #: The reason and the place of each graph break, by the file, the name and the line of the function that was compiled.
 _Breaks = dict[tuple[str, str, int], tuple[str, str]]
 #: The end of the path to torch's own file that contains the function compiled instead of a torch.nn module's forward.
@@ -154,7 +156,7 @@ class CompilesAgain(Installed):
     def _install(self, stack: ExitStack) -> None:
         self.models = []
         stack.enter_context(CompilesForProfiling())
-        for module in modules_where(lambda module: wrapped_by_compiler(module) is not None or _is_in_place(module)):
+        for module in compiled_modules():
             own, name = vars(module), "forward" if is_compiled(module) else IN_PLACE
             compiled = own.get(name)
             again = _compiled_again(compiled)
@@ -315,17 +317,18 @@ def modules_where(holds: Callable[[nn.Module], bool]) -> list[nn.Module]:
     return [module for module in modules if holds(module)]
 
 
-def compiled_in_place() -> list[nn.Module]:
-    """Return the live modules whose ``compile()`` method was called."""
-    return modules_where(_is_in_place)
+def compiled_modules() -> list[nn.Module]:
+    """Return the live modules that ``torch.compile`` created, and those whose ``compile()`` method was called."""
+    return modules_where(lambda module: wrapped_by_compiler(module) is not None or is_in_place(module))
 
 
-def _is_in_place(module: nn.Module) -> bool:
+def is_in_place(module: nn.Module) -> bool:
+    """Check whether the ``compile()`` method of this module was called, without asking a proxy for the attribute."""
     return vars(module).get(IN_PLACE) is not None
 
 
-def recompiled_for_hooks() -> list[tuple[nn.Module, nn.Module | None]]:
-    """Return the live modules whose compiled code torch compiles again when a hook for all modules is added.
+def recompiled_for_hooks(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, nn.Module | None]]:
+    """Return those of the compiled modules that torch compiles again when a hook for all modules is added.
 
     With torch 2.11, these are modules that ``torch.compile`` created, if one of their submodules defines ``__call__``,
     as the blocks of models from transformers do. With torch 2.13, there are none. A module whose graph breaks is left
@@ -333,8 +336,10 @@ def recompiled_for_hooks() -> list[tuple[nn.Module, nn.Module | None]]:
     module, or ``None`` if its call is part of the compiled code.
     """
     found: list[tuple[nn.Module, nn.Module | None]] = []
-    for wrapper in modules_where(lambda module: wrapped_by_compiler(module) is not None):
+    for wrapper in modules:
         original: Any = wrapped_by_compiler(wrapper)
+        if original is None:
+            continue
         called = getattr(vars(wrapper).get("forward"), "_torchdynamo_orig_callable", None)
         outside = called == original.__call__
         code = getattr(original.forward if outside else called, "__code__", None)

@@ -40,7 +40,7 @@ from torch.nn.modules.module import (
 )
 from torch.nn.parameter import is_lazy
 
-from perfnb.step.compiler import IN_PLACE, compiled_in_place, recompiled_for_hooks, run_uncompiled
+from perfnb.step.compiler import IN_PLACE, compiled_modules, is_in_place, recompiled_for_hooks, run_uncompiled
 from perfnb.step.installed import Installed
 from perfnb.step.namespace import named_modules, names_of
 from perfnb.step.refusals import COMPILED_CHILD, is_compiled, is_compiled_in_place, wrapped_by_compiler
@@ -143,11 +143,12 @@ class LayerSpans(Installed):
             (_global_forward_hooks_always_called, behind.id),
         ]
         stack.callback(self._hooks.clear)
-        in_place = compiled_in_place()
+        compiled = compiled_modules()  # one search through all live objects
+        in_place = [module for module in compiled if is_in_place(module)]
         inside = [part for whole in in_place for part in whole.modules() if not _copies_itself(part)]
         for module in {id(module): module for module in (*in_place, *inside)}.values():
             self._span_around(module, vars(module), IN_PLACE, stack)
-        for wrapper, original in () if self._uncompiled else recompiled_for_hooks():
+        for wrapper, original in () if self._uncompiled else recompiled_for_hooks(compiled):
             self._span_around(original, vars(wrapper), "forward", stack)
 
     def _span_around(self, module: nn.Module | None, own: dict[str, Any], name: str, stack: ExitStack) -> None:

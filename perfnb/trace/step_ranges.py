@@ -21,7 +21,7 @@ from perfnb.trace_names import OPS, RANGES, STEP_MARKS, TORCH_STEP, step_number
 #: A name followed by a number: ``iteration 12``, ``step_3``, ``batch#7``, ``epoch 1 step 2``.
 _NUMBERED = re.compile(r"(?P<name>.*?)[\s_#:=\-\[(]*(?P<number>[0-9]{1,15})[\])]?", re.DOTALL)
 #: Range names that suggest steps.
-_SAYS_STEP = re.compile(r"(?:^|[^a-z])(?:step|iter|iteration|batch|batche)s?(?:$|[^a-z])", re.IGNORECASE)
+_SAYS_STEP = re.compile(r"(?:^|[^a-z])(?:(?:step|iter|iteration|batch)s?|batches)(?:$|[^a-z])", re.IGNORECASE)
 #: The fraction of the time from a thread's first range to its last that ranges with any other name must cover in order
 #: to be considered.
 _FILLS = 0.8
