@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from perfnb.labs import lab_02
 from perfnb.labs.exercise import Facts
 from perfnb.labs.ledger import exercise_of
 from tests.labs.judging import changed, expect_of
@@ -48,16 +49,7 @@ def epoch(seed: int, rows: int) -> list[int]:
     return [(seed * place + seed) % rows for place in range(rows)]
 
 
-TREE = {
-    "net": (100.0, 10.0),
-    "net.body": (60.0, 5.0),
-    "net.body.conv": (35.0, 35.0),
-    "net.body.norm": (20.0, 20.0),
-    "net.body2": (30.0, 0.0),
-    "net.body2.conv": (30.0, 30.0),
-    "(loss)": (5.0, 5.0),
-}
-OWN = {name: {"self": own, "total": total, "said": own} for name, (total, own) in TREE.items()}
+OWN = {name: {"self": own, "total": total, "said": own} for name, (total, own) in lab_02.TREE.items()}
 #: Facts of right answers, by exercise.
 RIGHT: dict[str, Facts] = {
     "1.1": {"asleep": clock(30.0), "at work": clock(20.0)},

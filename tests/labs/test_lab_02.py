@@ -17,7 +17,7 @@ from perfnb.labs import lab_02
 from perfnb.labs.exercise import Facts, Hint
 from perfnb.labs.ledger import exercise_of
 from tests.labs.judging import expect, expect_of, hint, said_of
-from tests.labs.lab_02_answers import Rescale
+from tests.labs.lab_02_answers import Rescale, all_inside_off, children_off
 
 
 class Block(nn.Module):
@@ -119,20 +119,6 @@ def test_times_of_layers_are_not_those_of_phases(profile: Profile) -> None:
     assert facts["of_layers"][1] == pytest.approx(
         profile.layers["backward_ms"].sum() / profile.layers["forward_ms"].sum()
     )
-
-
-def children_off(layers: pd.DataFrame) -> dict[str, float]:
-    own: dict[str, float] = layers["total_ms"].to_dict()
-    for name, ms in layers["total_ms"].items():
-        outer = str(name).rpartition(".")[0]
-        if outer in own:
-            own[outer] -= ms
-    return own
-
-
-def all_inside_off(layers: pd.DataFrame) -> dict[str, float]:
-    totals = layers["total_ms"]
-    return {name: ms - totals[layers.index.str.startswith(f"{name}.")].sum() for name, ms in totals.items()}
 
 
 def loosely_matched(layers: pd.DataFrame) -> dict[str, float]:

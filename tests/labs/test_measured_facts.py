@@ -15,6 +15,7 @@ from perfnb.labs.exercise import Facts, Hint
 from perfnb.labs.ledger import exercise_of
 from perfnb.results import ABTest, Journal, Ranks, Roofline
 from tests.labs.judging import an_ab_test, hint
+from tests.labs.lab_02_answers import all_inside_off, children_off
 
 MIB = 2**20
 
@@ -60,20 +61,6 @@ LAYERS = pd.DataFrame(
     },
     index=["net", "net.up", "net.act"],
 ).rename_axis("layer")
-
-
-def children_off(layers: pd.DataFrame) -> dict[str, float]:
-    own: dict[str, float] = layers["total_ms"].to_dict()
-    for name, ms in layers["total_ms"].items():
-        outer = str(name).rpartition(".")[0]
-        if outer in own:
-            own[outer] -= ms
-    return own
-
-
-def all_inside_off(layers: pd.DataFrame) -> dict[str, float]:
-    totals = layers["total_ms"]
-    return {name: ms - totals[layers.index.str.startswith(f"{name}.")].sum() for name, ms in totals.items()}
 
 
 def test_self_times_of_a_profile_and_of_a_second_tree() -> None:
