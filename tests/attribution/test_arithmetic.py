@@ -16,6 +16,7 @@ from perfnb.attribution.arithmetic import (
     work_by,
 )
 from perfnb.attribution.attribution import attribute
+from perfnb.recording.text import TEXT
 from tests.recordings import ByHand
 
 
@@ -192,7 +193,7 @@ def test_operators_without_formula_are_listed_with_their_share() -> None:
 def test_the_main_dtype_of_a_layer_is_that_of_most_flops_then_bytes_then_by_name() -> None:
     def dtype_of(*calls: tuple[int | None, int, str]) -> str:
         rows = [("aten::mm", *call) for call in calls]
-        counted = calls_of(*rows).assign(layer="net")
+        counted = calls_of(*rows).astype({"dtype": TEXT}).assign(layer="net")
         return str(work_by(counted, "layer").loc["net", "dtype"])
 
     assert dtype_of((6, 1, "float32"), (5, 9, "float16"), (2, 9, "float16")) == "float16"
@@ -203,7 +204,8 @@ def test_the_main_dtype_of_a_layer_is_that_of_most_flops_then_bytes_then_by_name
 
 def test_no_flops_are_known_where_only_calls_without_arithmetic_were_counted() -> None:
     def flops_of(*flops: int | None) -> int | None:
-        counted = calls_of(*[("aten::mm", number, 1, "float32") for number in flops]).assign(layer="net")
+        rows = [("aten::mm", number, 1, "float32") for number in flops]
+        counted = calls_of(*rows).astype({"dtype": TEXT}).assign(layer="net")
         found = work_by(counted, "layer").loc["net", "flops"]
         return None if pd.isna(found) else int(found)
 

@@ -434,6 +434,7 @@ class Compiled(list[Any]):
         setattr(self, compiler._ATTRIBUTE, known)
 
 
+@pytest.mark.skipif(compiler.missing_names() != [], reason="this torch does not report the layers")
 def test_graphs_are_found_by_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "compiled_graphs", SimpleNamespace(Compiled=Compiled))  # type: ignore[arg-type]
     monkeypatch.setattr(compiler, "_OUTPUT", "compiled_graphs")
