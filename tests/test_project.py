@@ -103,14 +103,17 @@ def test_make_lab_opens_the_map_with_the_whole_project_as_root() -> None:
 @pytest.mark.slow
 def test_what_is_imported_is_declared() -> None:
     declared = {IMPORT_NAMES.get(each.name, each.name.replace("-", "_")) for each in requirements()}
-    used = {name.partition(".")[0] for path in sources(PACKAGE) for name in imports(ast.parse(path.read_text("utf-8")))}
-    foreign = {COMES_WITH.get(name, name) for name in used - set(sys.stdlib_module_names) - {"perfnb"}}
+    used = dict[str, set[str]]()  # by the folder of the files
+    for path in sources(PACKAGE):
+        names = (name.partition(".")[0] for name in imports(ast.parse(path.read_text("utf-8"))))
+        used.setdefault(path.parent.name, set()).update(names)
+    foreign = {
+        COMES_WITH.get(name, name) for name in set().union(*used.values()) - set(sys.stdlib_module_names) - {"perfnb"}
+    }
 
     assert "torch" in foreign
     assert foreign - declared == OF_THE_MACHINE | OF_THE_USER | OF_THE_LABS
-    others = (path for path in sources(PACKAGE) if path.parent.name != "labs")
-    elsewhere = {name.partition(".")[0] for path in others for name in imports(ast.parse(path.read_text("utf-8")))}
-    assert OF_THE_LABS.isdisjoint(elsewhere)
+    assert all(OF_THE_LABS.isdisjoint(names) for folder, names in used.items() if folder != "labs")
 
 
 def test_constraints_pin_what_is_declared() -> None:

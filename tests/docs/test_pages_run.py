@@ -45,8 +45,8 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 
 #: Pages whose code takes long: what they use has quick tests of its own.
 LONG = (
-    "architectures", "backends", "compile", "inference", "levers", "loops", "memory", "rank_scaling", "ranks",
-    "tokens", "trainers",
+    "architectures", "backends", "compile", "compiled", "inference", "levers", "loops", "memory", "rank_scaling",
+    "ranks", "tokens", "trainers",
 )  # fmt: skip
 WITH_CODE = [
     pytest.param(page, marks=[pytest.mark.deep] if Path(page).stem in LONG else [])

@@ -274,7 +274,7 @@ def test_code_that_comes_from_the_working_tree_is_refused(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.deep)])
 def test_an_interrupt_leaves_neither_a_worktree_nor_a_process(
     runs: pytest.Pytester, counted: dict[str, int | None], signum: signal.Signals
 ) -> None:

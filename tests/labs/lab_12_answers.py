@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 import perfnb
-from notebooks.labs import build
 from perfnb.bench.quality import Loss
 from perfnb.labs.made_night import Archive
 from perfnb.results import ABTest, Journal
+from tests.labs import solved
 from tests.labs.judging import an_ab_test
 
-
-def cell_with(words: str) -> str:
-    """The cell of the solved notebook that has these words."""
-    (path,) = [path for path in build.built() if path.name.startswith("12") and path.parent.name == "solutions"]
-    (found,) = [cell for cell in json.loads(build.built()[path])["cells"] if words in "".join(cell["source"])]
-    return "".join(found["source"])
+cell_with = partial(solved.cell_with, lab=12)
 
 
 def _cells() -> dict[str, Any]:
