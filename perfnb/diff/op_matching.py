@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -143,7 +143,8 @@ def _codes(
     columns, labels = {}, {}
     for word in _WORDS:
         parts = [text(tree.nodes, word) for tree in trees]
-        known = pd.Index(pd.unique(np.concatenate([own.to_numpy(dtype=object) for _, own in parts])), dtype="object")
+        every: Any = np.concatenate([own.to_numpy(dtype=object) for _, own in parts])
+        known = pd.Index(pd.unique(every), dtype="object")
         columns[word] = np.concatenate([np.append(known.get_indexer(own), NONE)[code] for code, own in parts])
         labels[word] = known
     layer = columns["layer"]

@@ -260,7 +260,7 @@ def _entries(table: pd.DataFrame, history: pd.DataFrame) -> Iterator[Table]:
             if row["kind"] == "report":
                 ratio, against = _value(row, _OF_TEST, "ratio"), "its baseline"
             elif fmt.known(row["ratio"]) is not None:
-                ratio, against = _value(row, _RATIO, "ratio"), _side(history.loc[row["against"]])
+                ratio, against = _value(row, _RATIO, "ratio"), _side(history.loc[str(row["against"])])
         else:
             verdict = "" if pd.isna(entry["verdict"]) else entry["verdict"].partition(":")[0]
             detail = " · ".join(filter(None, (str(path), words["damaged"], verdict)))

@@ -281,16 +281,15 @@ def _windows(profiled: pd.DataFrame, own: pd.DataFrame, times: Floats) -> pd.Dat
     enough = len(times) >= FEWEST_STEPS
     median = float(np.median(times)) if enough else np.nan
     walls, numbers = own["wall_ms"].to_numpy(float), own["step"].to_numpy(np.int64)
-    for row in profiled.itertuples():
-        first, after, by = int(row.step), int(row.step + row.steps), "timed steps"  # type: ignore[arg-type,operator]
-        ms = fmt.known(row.wall_ms)
+    for first, steps, wall_ms in zip(*(profiled[name].tolist() for name in ("step", "steps", "wall_ms")), strict=True):
+        ms, by = fmt.known(wall_ms), "timed steps"
         if ms is None:
             before = int(np.searchsorted(numbers, first))
-            beside = walls[max(0, before - _NEIGHBOURS) : int(np.searchsorted(numbers, after)) + _NEIGHBOURS]
+            beside = walls[max(0, before - _NEIGHBOURS) : int(np.searchsorted(numbers, first + steps)) + _NEIGHBOURS]
             ms, by = (float(np.median(beside)), "neighbouring steps") if len(beside) else (np.nan, "")
         ratio = ms / median
         typical = pd.NA if np.isnan(ratio) else bool(TYPICAL[0] <= ratio <= TYPICAL[1])
-        found.append((first, after - first, ms, ratio, typical, by))
+        found.append((first, steps, ms, ratio, typical, by))
     frame = pd.DataFrame(found, columns=columns)
     types = {"step": "int64", "steps": "int64", "ms": "Float64", "ratio": "Float64", "typical": "boolean"}
     return frame.astype({**types, "judged_by": TEXT})

@@ -222,7 +222,7 @@ def lifetimes(snapshot: SnapshotColumns) -> tuple[pd.DataFrame, Ints]:
     for column, sign in (("start", 1), ("end", -1)):
         inside = seen[seen[column] != MISSING]
         np.add.at(change, inside[column].to_numpy(), sign * inside["size"].to_numpy())
-    return pd.concat([seen, held.loc[~fits, seen.columns]], ignore_index=True), change
+    return pd.concat([seen, held[~fits][[*seen.columns]]], ignore_index=True), change
 
 
 def _seen_lives(events: pd.DataFrame) -> pd.DataFrame:
