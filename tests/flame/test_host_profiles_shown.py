@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import marshal
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from perfnb.flame.step_stacks import StepStacks, step_stacks
 from perfnb.flame.view import stacks_document
 from perfnb.stacks.tree import CallTree, Function
 from tests.findings.test_host_time import sampled
-from tests.pages import spaced
+from tests.pages import boxes, spaced
 from tests.recordings import ByHand
 from tests.samples import texts
 from tests.samples.flame import DOCUMENTS
@@ -298,13 +297,6 @@ def test_a_static_flame_graph_draws_calls_of_a_thousandth_in_their_colours() -> 
     compared = flame_section(tree_of((-1, "f", 1)), "ms", "", np.ones(1)).html
     assert compared is not None
     assert compared() == ""
-
-
-def boxes(picture: str) -> dict[str, list[tuple[float, ...]]]:
-    """Return the boxes of each colour: left edge, top edge and width."""
-    found = re.findall('<path d="([^"]*)" fill="([^"]*)"', picture)
-    place = re.compile(r"M(-?[\d.]+) (-?[\d.]+)h([\d.]+)")
-    return {colour: [tuple(map(float, each)) for each in place.findall(path)] for path, colour in found}
 
 
 @pytest.mark.parametrize(("depth", "says"), [(2, ""), (_LEVELS, ""), (_LEVELS + 3, "; 3 more levels are not drawn")])
