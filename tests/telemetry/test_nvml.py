@@ -38,7 +38,6 @@ FUNCTIONS = {
 NEVER = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
 
-@pytest.mark.slow
 def test_values_and_facts(gpus: Gpus) -> None:
     settings: dict[str, int | str | bytes] = {
         "0.busy": 87, "0.used": 5 * 2**30, "0.reserved": 2**28, "0.total": 2**34, "0.power": 250_500,
@@ -80,7 +79,6 @@ def test_an_unknown_fact_is_absent(gpus: Gpus) -> None:
     assert "power_limit_w" not in gpus.facts(FIRST)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("metric", FUNCTIONS)
 def test_every_error_of_a_field(gpus: Gpus, metric: str) -> None:
     functions, words = FUNCTIONS[metric]

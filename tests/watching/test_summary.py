@@ -44,11 +44,29 @@ def test_totals_are_integrals_over_the_windows() -> None:
     assert pd.isna(table.loc[("host", "cpu_percent"), "total"])
 
 
-def test_energy_is_a_difference_with_its_uncertainty() -> None:
-    frame = samples("gpu0", energy_j=[1000.0, 1050.0, 1100.0, 1150.0], power_w=[90.0, 100.0, 100.0, 110.0])
+@pytest.mark.parametrize(
+    ("power", "uncertainty"), [([90.0, 100.0, 100.0, 110.0], 20.0), ([None, 100.0, 100.0, 110.0], 21.0)]
+)
+def test_energy_is_a_difference_with_its_uncertainty(power: list[float | None], uncertainty: float) -> None:
+    frame = samples("gpu0", energy_j=[1000.0, 1050.0, 1100.0, 1150.0], power_w=power)
+    frame["t_s"] += 8.0
     row = machine_table(frame).loc[("gpu0", "energy_j")]
-    assert row["total"] == 150.0
-    assert row["uncertainty"] == pytest.approx(0.1 * (90 + 110))
+    assert (row["total"], row["uncertainty"]) == (150.0, pytest.approx(uncertainty))
+
+
+def test_energy_over_a_second_is_known() -> None:
+    frame = samples("gpu0", energy_j=[10.0, 10.0, 13.0])
+    frame["t_s"] += 8.0
+    assert machine_table(frame).loc[("gpu0", "energy_j"), "total"] == 3.0
+    frame.loc[2, "t_s"] -= 0.001
+    assert pd.isna(machine_table(frame).loc[("gpu0", "energy_j"), "total"])
+
+
+@pytest.mark.parametrize(("known", "total"), [(19, 9.5), (18, None)])
+def test_a_rate_that_was_known_for_95_percent_of_the_time_has_a_total(known: int, total: float | None) -> None:
+    values: list[float | None] = [None, *[1.0] * known, *[None] * (20 - known)]
+    found = machine_table(samples(disk_read_bytes_per_s=values)).loc[("host", "disk_read_bytes_per_s"), "total"]
+    assert (None if pd.isna(found) else found) == total
 
 
 @pytest.mark.parametrize(

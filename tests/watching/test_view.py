@@ -20,7 +20,17 @@ from perfnb.draw.palette import LINES
 from perfnb.recording.schema import METRICS, conform
 from perfnb.telemetry.metrics import METRIC_WORDS, unit_of
 from perfnb.watching.charts import Chart, ChartLine, on_grid
-from perfnb.watching.data import MOST_NUMBERS, MOST_POINTS, MOST_STRETCHES, history_data, lasted, line_mark, panel_data
+from perfnb.watching.data import (
+    MOST_NUMBERS,
+    MOST_POINTS,
+    MOST_STRETCHES,
+    band_data,
+    history_data,
+    lasted,
+    line_mark,
+    panel_data,
+    row_data,
+)
 from perfnb.watching.summary import MachineSummary
 from perfnb.watching.view import watch_document
 from perfnb.watching.widget import FIRST_PUSHES, REPEATED_PUSHES, WatchWidget
@@ -65,6 +75,9 @@ def machine(
     [
         (machine(cpu=200, own=18), "CPU saturated by others: host 200 %, you 18 %"),
         (machine(cpu=190, own=150), "CPU saturated: host 190 % of 200 %, you 150 %"),
+        (machine(cpu=180, own=180), "CPU saturated: host 180 % of 200 %, you 180 %"),
+        (machine(memory=15.25), "Memory near its limit: 15.2 GiB of 16.0 GiB, you 1.00 GiB"),
+        (machine(busy=[5.0]), "Nothing saturated: CPU 100 % of 200 %, GPU busy 5.0 %, memory 4.00 GiB of 16.0 GiB"),
         (machine(cpu=179), "Nothing saturated: CPU 179 % of 200 %, memory 4.00 GiB of 16.0 GiB"),
         (machine(memory=15.5), "Memory near its limit: 15.5 GiB of 16.0 GiB, you 1.00 GiB"),
         (machine(busy=[30.0]), "GPU starved: busy for 30 % of the time, while you used 50 % CPU"),
@@ -356,10 +369,20 @@ def test_of_very_many_phases_those_that_were_seen_are_kept() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0, "0 s"), (42.5, "42.5 s"), (125, "2:05 min"), (3599.7, "1:00:00 h"), (90_000, "25:00:00 h")],
+    [
+        *[(0, "0 s"), (0.099, "99.0 ms"), (0.1, "0.1 s"), (42.5, "42.5 s"), (59.9, "59.9 s"), (60, "1:00 min")],
+        *[(125, "2:05 min"), (3599.4, "59:59 min"), (3599.5, "1:00:00 h"), (90_000, "25:00:00 h")],
+    ],
 )
 def test_how_long(seconds: float, words: str) -> None:
     assert lasted(seconds) == words
+
+
+def test_times_are_sent_in_milliseconds() -> None:
+    values = {"cpu_percent": 1.0, "unknown metric": 2.0}
+    assert row_data("host", 1.23456, 0.49949, values) == ["host", 1.235, 0.499, {"cpu_percent": 1}]
+    assert row_data("host", 0.0, None, {}) == ["host", 0, None, {}]
+    assert band_data("a", 1, 1.23456, 2.34567, "more") == ["a", 1, 1.235, 2.346, "more"]
 
 
 def test_an_empty_frame_of_samples_is_no_error() -> None:
