@@ -15,10 +15,12 @@ import pytest
 import perfnb
 from perfnb.draw import palette
 from perfnb.draw.document import Picture, Table
+from perfnb.flame.comparison import diff_records
 from perfnb.flame.data import flame_data, package_of
 from perfnb.flame.picture import _LEVELS, flame_section
 from perfnb.flame.step_stacks import StepStacks, step_stacks
 from perfnb.flame.view import stacks_document
+from perfnb.stacks.formats import HostRecord
 from perfnb.stacks.tree import CallTree, Function
 from tests.findings.test_host_time import sampled
 from tests.pages import boxes, spaced
@@ -136,6 +138,15 @@ def test_counts_are_compared_as_shares_of_the_candidates_total(tmp_path: Path) -
     assert diff.functions["grew_ms"].isna().all()
     assert diff.functions["file"].isna().all()
     assert diff.notes[-1].startswith("Shares of the whole are compared.")
+
+
+def test_a_profile_of_nothing_is_no_reason_to_scale_the_other() -> None:
+    some, nothing = (HostRecord("a", "x", "samples", tree_of((-1, "f", value))) for value in (3.0, 0.0))
+    for a, b, before in ((some, nothing, 3.0), (nothing, some, 0.0)):
+        diff = diff_records(a, b)
+        assert diff.before is not None
+        assert diff.before.tolist() == [before]
+        assert not any("scaled" in note for note in diff.notes)
 
 
 @pytest.mark.parametrize("exact", [(False, False), (True, False), (False, True), (True, True)])
