@@ -36,6 +36,10 @@ from tests.stacks.test_host_profiles import COLLAPSED, SPEEDSCOPE, figures, writ
         (COLLAPSED, "relu takes 64 % of the samples itself, 7 of 11"),
         (json.dumps(SPEEDSCOPE), "main (train.py:1) takes 40 % of the time itself, 4.00 ms of 10.0 ms"),
         (
+            json.dumps(SPEEDSCOPE).replace("train.py", json.dumps(r"C:\my\code\train.py")[1:-1]),
+            "main (code/train.py:1) takes 40 % of the time itself, 4.00 ms of 10.0 ms",
+        ),
+        (
             json.dumps(SPEEDSCOPE).replace("milliseconds", "bytes"),
             "main (train.py:1) takes 40 % of the memory itself, 4 B of 10 B",
         ),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import io
 import json
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -27,7 +29,7 @@ from perfnb.errors import CaptureError
 from perfnb.telemetry.sampler import loop
 from perfnb.telemetry.sampler.process import SAMPLER
 from perfnb.telemetry.sampler.source import Absent, Lost, Source, Values
-from perfnb.telemetry.watcher import Watcher
+from perfnb.telemetry.watcher import SamplerProcess, Watcher, _receive, running
 from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -382,7 +384,7 @@ def _state_in_child(_: int) -> bool:
 TWO_WATCHES = """
 import time
 import numpy as np
-from perfnb.telemetry.watcher import Watcher
+from perfnb.telemetry.watcher import SamplerProcess, Watcher, _receive, running
 with Watcher(0.05) as outer:
     begun = time.process_time()
     time.sleep(0.3)
@@ -474,6 +476,7 @@ def test_readings_become_columns_on_the_time_of_the_first(sent: list[Any]) -> No
         take({"note": "a note"})
         take(reading(1250, 2, host={"cpu_percent": 20.0}, **{SECOND: {"busy_percent": 70.0}}))
         assert watcher.running
+        assert running() == 1
         columns, meta = watcher.columns(), watcher.meta
     assert list(columns) == ["host", "gpu1"]  # nothing came of the other
     host = columns["host"]
@@ -494,6 +497,7 @@ def test_readings_become_columns_on_the_time_of_the_first(sent: list[Any]) -> No
     assert (meta["devices"], meta["absent"]) == ({"host": {"cores": 2}, "gpu0": {}, "gpu1": {}}, {"x": "no x"})
     assert (meta["notes"], meta["running"], meta["interval_s"]) == (["a note"], True, 0.5)
     assert not watcher.running
+    assert running() == 0
     assert watcher.notes == ["a note"]  # it was asked to end
     watcher._ended_ns = 4 * 10**9
     assert watcher.meta["sampler_lived_s"] == 3.0
@@ -565,3 +569,56 @@ def test_gpus_are_named_and_measured_as_torch_does(
     unknown = dict.fromkeys(expected)
     assert taken[0][0][3] == (expected if torch_knows else unknown)
     assert taken[1][0][3] == unknown
+
+
+def test_a_sampler_that_cannot_be_started_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(subprocess, "Popen", full)
+    with pytest.raises(CaptureError, match=r"process cannot be started: \[Errno 12\] Cannot allocate memory\.$"):
+        Watcher(0.5)
+
+
+@pytest.mark.parametrize(("alive", "killed"), [([False], False), ([True, False], True)])
+def test_a_sampler_that_does_not_end_is_killed(
+    alive: list[bool], killed: bool, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(time, "monotonic", clock.perf_counter)
+    process = object.__new__(SamplerProcess)
+    process.process = SimpleNamespace(stdin=io.BytesIO(), kill=lambda: told.append("killed"))  # type: ignore[assignment]
+    process.process.stdin.close()  # it has ended already, perhaps
+    process._finalizer = lambda: told.append("closed")  # type: ignore[assignment, return-value, misc]
+    process.thread = SimpleNamespace(  # type: ignore[assignment]
+        join=lambda seconds: told.append(round(seconds, 3)), is_alive=lambda: alive[0]
+    )
+    assert process.ended is not alive[0]
+    process.end()
+    assert process.asked_to_end
+    assert told == ["closed", 5.0, *["killed", 5.0] * killed]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_messages_are_taken_until_the_pipe_ends(ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b'{"a":1}\n{"b":"' + "é".encode() * 9 + b'"}\nrest')
+    os.close(writer)
+    read, told, words, errors = os.read, list[Any](), list[str](), tempfile.TemporaryFile()  # noqa: SIM115
+    monkeypatch.setattr(os, "read", lambda file, _: read(file, 5))
+    errors.write(b"first\nlast \xff\n\n")
+
+    def wait(seconds: float | None = None) -> None:
+        told.append("wait")
+        if not ends and seconds is not None:
+            raise subprocess.TimeoutExpired("sampler", seconds)
+
+    process: Any = SimpleNamespace(stdin=io.BytesIO(), stdout=os.fdopen(reader, "rb"), wait=wait)
+    process.kill = lambda: told.append("kill")
+    _receive(process, errors, words, lambda: told.append)
+
+    assert told == [{"a": 1}, {"b": "é" * 9}, "wait", *["kill", "wait"] * (not ends), None]
+    assert words == ["last \ufffd"]
+    assert errors.closed
+    assert process.stdin.closed
+    assert process.stdout.closed

@@ -99,6 +99,27 @@ def test_a_cgroup_that_limits_is_drawn_and_bounds_the_chart() -> None:
     assert (limited.ceiling, limited.ceiling_word) == (150.0, "cgroup limit")
 
 
+@pytest.mark.parametrize(
+    ("facts", "ceiling"),
+    [
+        ({"host": {"memory_bytes": 100}}, (100, "installed")),
+        ({"host": {"memory_bytes": 100}, "cgroup": {"memory_limit_bytes": 50}}, (50, "cgroup limit")),
+        ({"host": {"memory_bytes": 100}, "cgroup": {"memory_limit_bytes": 200}}, (100, "installed")),
+        ({"host": {}, "cgroup": {"memory_limit_bytes": 50}}, (50, "cgroup limit")),
+        ({"host": {}}, (None, "")),
+        ({"gpu0": {"memory_bytes": 80}, "gpu1": {"memory_bytes": 80}}, (80, "installed")),
+        ({"gpu0": {"memory_bytes": 80}, "gpu1": {"memory_bytes": 40}}, (None, "")),
+        ({"gpu0": {"memory_bytes": 80}, "gpu1": {}}, (80, "installed")),
+    ],
+)
+def test_the_ceiling_of_memory_is_what_there_is_at_most(
+    facts: dict[str, dict[str, int]], ceiling: tuple[int | None, str]
+) -> None:
+    frame = pd.concat([samples(device, memory_bytes=[1.0, 2.0]) for device in facts])
+    (chart,) = charts_of(frame, facts)
+    assert (chart.ceiling, chart.ceiling_word) == ceiling
+
+
 def test_several_gpus_are_told_apart_by_their_numbers() -> None:
     frame = pd.concat([samples(f"gpu{n}", sm_clock_mhz=[1.0, 2.0], memory_clock_mhz=[1.0, 2.0]) for n in range(2)])
     (clocks,) = charts_of(frame, {"gpu0": {"name": "A"}, "gpu1": {"name": "B"}})
@@ -135,6 +156,16 @@ def summary_of(frame: pd.DataFrame, **facts: object) -> MachineSummary:
     record = WatchRecord(frame, conform(pd.DataFrame(), "marks"))
     devices = {str(name): {} for name in frame["device"].cat.categories}
     return machine_summary(record, {"interval_s": 0.5, "devices": devices, "ticks": 1, "missed": 0, **facts})
+
+
+def test_the_time_that_was_watched_and_the_cost_of_it() -> None:
+    frame = samples(load=[0.0] * 4)
+    frame["t_s"] += 7.0
+    summary = summary_of(frame, sampler_cpu_s=0.03, sampler_lived_s=2.0, running=True)
+    assert (summary.duration_s, summary.cost_percent, summary.running) == (1.5, pytest.approx(1.5), True)
+    assert summary_of(frame, sampler_cpu_s=0.0, sampler_lived_s=2.0).cost_percent == 0.0
+    assert summary_of(frame, sampler_cpu_s=0.1, sampler_lived_s=0.0).cost_percent is None
+    assert summary_of(frame, sampler_lived_s=2.0).cost_percent is None
 
 
 def test_gaps_are_those_between_readings_that_stand_alone() -> None:

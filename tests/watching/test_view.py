@@ -19,7 +19,7 @@ from perfnb.draw.document import Document, Line, Picture, Series, Table, Value
 from perfnb.draw.palette import LINES
 from perfnb.recording.schema import METRICS, conform
 from perfnb.telemetry.metrics import METRIC_WORDS, unit_of
-from perfnb.watching.charts import Chart, ChartLine, on_grid
+from perfnb.watching.charts import Chart, ChartLine, charts_of, on_grid
 from perfnb.watching.data import (
     MOST_NUMBERS,
     MOST_POINTS,
@@ -32,7 +32,7 @@ from perfnb.watching.data import (
     row_data,
 )
 from perfnb.watching.summary import MachineSummary
-from perfnb.watching.view import watch_document
+from perfnb.watching.view import watch_document, watch_series
 from perfnb.watching.widget import FIRST_PUSHES, REPEATED_PUSHES, WatchWidget
 from tests.samples import texts
 from tests.samples.watching import DOCUMENTS
@@ -163,6 +163,39 @@ def test_lines_of_a_chart_differ_in_colour() -> None:
         lines: list[tuple[Line, ...]] = [part.lines for part in picture.static if isinstance(part, Series)]
         for own in lines:
             assert len({line.mark.colour for line in own}) == min(8, len(own))
+
+
+@pytest.mark.parametrize(
+    ("cpu", "title", "levels"), [(119, "CPU (all cores: 200 %)", {}), (120, "CPU", {"all cores": 2})]
+)
+def test_a_ceiling_is_drawn_from_60_percent_on(cpu: float, title: str, levels: dict[str, float]) -> None:
+    made = machine(cpu=cpu)
+    chart = next(watch_series(replace(made, charts=charts_of(made.samples, made.facts, ["cpu"]))))
+    assert (chart.title, chart.levels) == (title, levels)
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 2, 3])
+def test_up_to_two_gpus_have_figures_of_their_own(gpus: int) -> None:
+    figures = watch_document(machine(busy=[60.0, 70.0, 80.0][:gpus])).figures
+    of_gpus = [("GPU 0 busy", 0.6, "share", "median"), ("GPU 1 busy", 0.7, "share", "median")][: gpus % 3]
+    assert [(figure.label, figure.value, figure.unit, figure.basis) for figure in figures] == [
+        *of_gpus,
+        ("CPU of the process", 0.5, "share", "median"),
+        ("CPU of the host", 1.0, "share", "median, of 200 %"),
+        ("memory of the process", GIB, "bytes", "most"),
+    ]
+
+
+def test_every_mark_has_the_one_around_it() -> None:
+    marks = [("d", 1, 5.0, None), ("a", 0, 1.0, 9.0), ("c", 2, 2.0, 3.0), ("b", 1, 1.0, 4.0), ("e", 0, 9.5, 9.5)]
+    made = samples.summary(samples.rows_of(10.0), marks)
+    assert table_of(watch_document(made), "Marks, newest first").rows == [
+        ("e", "", 9500, 0, ""),
+        ("d", "a", 5000, "still running", ""),
+        ("c", "b", 2000, 1000, ""),
+        ("b", "a", 1000, 3000, ""),
+        ("a", "", 1000, 8000, ""),
+    ]
 
 
 def test_marks_say_what_they_are_inside() -> None:
@@ -307,6 +340,8 @@ def test_the_widget_s_state_is_fresh_only_where_everything_is_asked_for() -> Non
     fresh = json.loads(widget.get_state()["data"])
     assert len(fresh["history"]["devices"]["host"]["memory_bytes"][1]) == 40
     assert widget.data == before
+    widget.reload()
+    assert len(json.loads(widget.data)["history"]["devices"]["host"]["memory_bytes"][1]) == 40
     widget.finish(watch_document(samples.laptop(30.0)), "x")
     asked.clear()
     ended = json.loads(widget.get_state()["data"])
