@@ -366,7 +366,7 @@ def test_a_line_has_the_time_of_what_it_calls_up_to_the_next_line_of_the_user() 
     assert document.verdict.sentence == "The slowest line of your code, 96.0 ms in data (workers): data.py:3"
     assert document.facts == ("511 samples of 2 steps and 1 loader worker; times per step",)
     lines = next(section for section in document.sections if isinstance(section, Table))
-    assert [(row[0], row[1].word, *row[2:]) for row in lines.rows[:2]] == [  # type: ignore[union-attr]
+    assert [(row[0], row[1].word, *row[2:]) for row in lines.rows[:2]] == [
         ("data.py:3", "data (workers)", "", 96, 96, 192 / 224),
         ("train.py:5", "other", "out = net(x)", 8, 8, 16 / 287),
     ]
