@@ -237,20 +237,6 @@ def test_an_older_driver_and_slow_answers(tmp_path_factory: pytest.TempPathFacto
     assert process.end() == 0
 
 
-@pytest.mark.parametrize(
-    ("bits", "words"),
-    [
-        (0, []),
-        (1 | 2, []),
-        (pynvml.nvmlClocksThrottleReasonSwPowerCap | 1, ["SwPowerCap"]),
-        (0x80 | 0x40 | 0x4, ["HwPowerBrakeSlowdown", "HwThermalSlowdown", "SwPowerCap"]),
-        (1 << 40 | 4, ["Other", "SwPowerCap"]),
-    ],
-)
-def test_throttle_words(bits: int, words: list[str]) -> None:
-    assert throttle_words(bits) == words
-
-
 @pytest.mark.slow
 def test_throttle_words_are_those_of_nvml() -> None:
     prefix, harmless = "nvmlClocksThrottleReason", {"None", "All", "GpuIdle", "ApplicationsClocksSetting"}

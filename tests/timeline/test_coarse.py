@@ -25,21 +25,6 @@ def busy() -> ByHand:
     return made.op("aten::long", 1800, 1850).op("aten::one", 1860, 1861).op("aten::two", 1880, 1881)
 
 
-def test_short_neighbours_become_a_block_and_the_long_and_lonely_stay() -> None:
-    line = timeline(busy())
-
-    few = coarser(line, 5 * US)
-
-    assert len(few) == size_of_coarser(line, 5 * US) == len(line) - 39
-    (track,) = few.of("thread")
-    blocks = [one for one in told(few, track) if "short events" in one[0]]
-    assert blocks == [("40 short events", 710, 789, 2, "optimizer")]
-    assert {few.categories[code] for code in few.rows_on(track)["category"]} >= {JOINED, "cpu_op"}
-    kept = {name for name, *_ in told(few, track)}
-    assert {"aten::long", "aten::one", "aten::two"} <= kept
-    assert "aten::tiny" not in kept
-
-
 Made = tuple[int, int, int, str]
 
 

@@ -383,16 +383,6 @@ def test_chunks_repeat_what_was_pushed_before_and_marks_come_once() -> None:
     assert widget.chunk == ""
 
 
-def test_phases_are_told_as_they_lie() -> None:
-    made = samples.profiled()
-    assert made.steps is not None
-    steps, phases = history_data(made)["steps"], made.steps.phases
-    assert np.cumsum(steps["start"]) / 1e6 == pytest.approx(phases["start_s"].to_numpy(), abs=1e-6)
-    words = [steps["phases"][place]["word"] for place in steps["phase"]]
-    assert words[:3] == ["data", "host to device", "forward"]
-    assert sum(steps["placed"]) == phases["placed"].sum()
-
-
 def test_of_very_many_phases_those_that_were_seen_are_kept() -> None:
     made = samples.profiled()
     assert made.steps is not None

@@ -314,12 +314,6 @@ def test_a_watch_that_nobody_holds_ends() -> None:
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("interval", ["fast", None, True])
-def test_an_interval_that_is_no_number_is_refused(interval: object) -> None:
-    with pytest.raises(TypeError, match="interval_s must be a number of seconds, not"):
-        perfnb.watch(interval)  # type: ignore[arg-type]
-
-
 def test_marks_that_were_dropped_are_told_of() -> None:
     with perfnb.watch(0.5) as w:
         for number in range(MOST_MARKS + 1):
@@ -345,16 +339,6 @@ def test_metrics_that_are_none(metrics: object) -> None:
 def test_whether_a_profile_is_watched_is_yes_or_no() -> None:
     with pytest.raises(TypeError, match="watch must be True or False, not 'no'"):
         perfnb.profile_step(lambda: None, watch="no")  # type: ignore[arg-type]
-
-
-@pytest.mark.slow
-def test_a_picture_of_nothing_says_so() -> None:
-    with perfnb.watch(0.05) as w:
-        read_again(w)
-    assert [text.get_text() for text in w.plot("gpu").texts] == (
-        ["Nothing to draw."] if not torch.cuda.is_available() else []
-    )
-    assert type(w.plot("cpu")).__name__ == "Figure"
 
 
 class _Shell:
