@@ -183,3 +183,42 @@ def test_a_system_that_reads_otherwise_is_told_in_words(tmp_path: Path, monkeypa
     monkeypatch.delattr(os, "pread")  # as on Windows
     with pytest.raises(Unreadable, match="cannot test reads"):
         read_test(str(tmp_path))
+
+
+def test_files_that_cannot_be_read_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_bytes(b"x" * MIB)
+    opened, read = os.open, os.preadv
+
+    def denied(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+        if str(path).endswith("a"):
+            raise OSError(5, "Input/output error")
+        if str(path).endswith("b") and flags & os.O_NOATIME:
+            raise PermissionError  # only an owner may leave the time as it is
+        return opened(path, flags, *rest, **more)
+
+    def unknown(*given: Any) -> int:
+        if given[3:]:
+            raise OSError(95, "Operation not supported")
+        return read(*given)
+
+    monkeypatch.setattr(os, "open", denied)
+    told = read_test(str(tmp_path))
+    assert (told["files"], told["failed"], total(told) - 8 * MIB * told["temporary"]) == (2, 1, 2 * MIB)
+    monkeypatch.setattr(os, "preadv", unknown)
+    told = read_test(str(tmp_path))
+    assert (told["cache_known"], told["cached_bytes"], told["temporary"]) == (False, 0, False)
+    assert (told["disk_bytes"], told["disk_requests"]) == (2 * MIB, 2)
+    with pytest.raises(Unreadable, match=r"^no file could be read there$"):
+        read_test(str(tmp_path / "a"), most_s=0.0)
+
+
+def test_no_more_files_or_entries_are_looked_at_than_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in range(5):
+        (tmp_path / str(place)).write_bytes(b"x" * (place + 1))
+    monkeypatch.setattr(disk, "_FEWEST_BYTES", 0)
+    monkeypatch.setattr(disk, "_MOST_FILES", 3)
+    told = read_test(str(tmp_path))
+    assert (told["files"], total(told)) == (3, 3 + 4 + 5)
+    monkeypatch.setattr(disk, "_MOST_ENTRIES", 2)
+    assert read_test(str(tmp_path))["files"] == 2

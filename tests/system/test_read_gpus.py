@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import pynvml
 import pytest
 
+from perfnb.system.read import gpus as read
+from perfnb.system.read.reading import Unread, Unreadable
+from perfnb.telemetry.sampler.nvml import NONE_32, NONE_64, Gpu, NvmlDevice
 from tests.telemetry.nvml_stand_in import CODES, Gpus, Raised, recent_driver, two_gpus
 
 USUAL = {
@@ -33,6 +38,93 @@ FUNCTIONS = {
     "nvmlDeviceGetMaxPcieLinkGeneration": "pcie_most_generation",
     "nvmlDeviceGetMaxPcieLinkWidth": "pcie_most_width",
 }
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return what NVML's functions answer in this process; an error is raised, and a function gets the GPU's place."""
+    told: dict[str, Any] = {
+        **{"nvmlInit": None, "nvmlShutdown": None, "nvmlSystemGetDriverVersion": "550.54.15"},
+        **{"nvmlSystemGetCudaDriverVersion_v2": 12040, "nvmlDeviceGetHandleByIndex": lambda place: place},
+        **{"nvmlDeviceGetName": lambda place: f"GPU {place}", "nvmlDeviceGetPersistenceMode": lambda place: place},
+        **{"nvmlDeviceGetCurrentClocksEventReasons": lambda place: [0x24, 0x1][place]},
+        **{"nvmlDeviceGetEccMode": lambda place: [(1, 0), (0, 1)][place], "nvmlDeviceGetTotalEccErrors": 3},
+    }
+    called: list[str] = []
+
+    def answer(name: str) -> Callable[..., Any]:
+        def ask(*arguments: Any) -> Any:
+            called.append(name)
+            value = told[name]
+            if isinstance(value, Exception):
+                raise value
+            return value(arguments[0]) if callable(value) else value
+
+        return ask
+
+    for name in list(told):
+        monkeypatch.setattr(pynvml, name, answer(name))
+    direct = [name for name in read._READERS if name.startswith(("power", "pcie"))]
+    for number, name in enumerate(direct):
+        told[name] = 10 * number
+        monkeypatch.setitem(read._READERS, name, answer(name))
+    monkeypatch.setattr(read, "find_gpus", answer("find_gpus"))
+    told["find_gpus"] = [Gpu(f"GPU-{name}", [NvmlDevice(f"GPU-{name}", f"GPU {name}")]) for name in "ab"]
+    told["called"] = called
+    return told
+
+
+OF_FIRST = {
+    **{"name": "GPU 0", "persistent": False, "throttled": ["SwPowerCap", "SwThermalSlowdown"]},
+    **{"ecc": {"on": True, "after_restart": False}, "uncorrected": 3, "power_limit_mw": 0, "power_default_mw": 10},
+    **{"pcie_generation": 20, "pcie_width": 30, "pcie_most_generation": 40, "pcie_most_width": 50},
+}
+OF_SECOND = OF_FIRST | {
+    **{"name": "GPU 1", "persistent": True, "throttled": [], "ecc": {"on": False, "after_restart": True}}
+}
+
+
+def test_each_gpu_is_read_and_nvml_is_shut_down(answers: dict[str, Any]) -> None:
+    devices = {"GPU 0": OF_FIRST, "GPU 1": OF_SECOND}
+    assert read.read_gpus(None) == {"driver": "550.54.15", "driver_cuda": (12, 4), "devices": devices}
+    assert read.read_gpus("GPU-b,0")["devices"] == devices  # in NVML's order
+    assert read.read_gpus("1")["devices"] == {"GPU 1": OF_SECOND}
+    assert answers["called"].count("nvmlInit") == answers["called"].count("nvmlShutdown") == 3
+    answers["nvmlShutdown"] = pynvml.NVMLError(999)
+    assert read.read_gpus(None)["driver"] == "550.54.15"
+
+
+def test_what_cannot_be_read_of_a_gpu_is_told_and_the_rest_is_read(answers: dict[str, Any]) -> None:
+    broken, absent = pynvml.NVMLError(3), Unread("the driver reports no value")
+    answers |= {"nvmlSystemGetDriverVersion": broken, "nvmlSystemGetCudaDriverVersion_v2": broken}
+    answers |= {"nvmlDeviceGetEccMode": broken, "nvmlDeviceGetTotalEccErrors": NONE_64, "pcie_width": NONE_32}
+    answers["nvmlDeviceGetCurrentClocksEventReasons"] = NONE_64
+    found = read.read_gpus("0")
+    unread = Unread("Not Supported")
+    assert (found["driver"], found["driver_cuda"]) == (unread, unread)
+    expected = OF_FIRST | {"ecc": unread, "uncorrected": absent, "pcie_width": absent, "throttled": absent}
+    assert found["devices"] == {"GPU 0": expected}
+    answers["nvmlDeviceGetHandleByIndex"] = pynvml.NVMLError(15)
+    assert read.read_gpus("0")["devices"] == {"GPU 0": Unread("GPU is lost")}
+
+
+@pytest.mark.parametrize(
+    ("changed", "visible", "why", "shut"),
+    [
+        ({"nvmlInit": pynvml.NVMLError(9)}, None, "the NVIDIA driver is not loaded", 0),
+        ({"find_gpus": pynvml.NVMLError(999)}, None, "NVML does not start: Unknown Error", 1),
+        ({"find_gpus": []}, None, "no GPU is visible", 1),
+        ({}, "", "no GPU is visible: CUDA_VISIBLE_DEVICES hides all 2", 1),
+    ],
+)
+def test_without_a_gpu_to_read_the_reason_is_told(
+    answers: dict[str, Any], changed: dict[str, Any], visible: str | None, why: str, shut: int
+) -> None:
+    answers |= changed
+    with pytest.raises(Unreadable) as raised:
+        read.read_gpus(visible)
+    assert str(raised.value) == why
+    assert answers["called"].count("nvmlShutdown") == shut
 
 
 @pytest.fixture(scope="module")
@@ -64,37 +156,6 @@ def test_all_is_read_and_nvml_is_shut_down(gpus: Gpus) -> None:
     assert [call for call in called if "Set" in call] == []  # nothing is changed
 
 
-def test_what_is_set_up_otherwise_is_told(gpus: Gpus) -> None:
-    gpus.set_up(
-        {
-            "driver": "470.1",
-            "driver_cuda": 11040,
-            "0.persistence": 0,
-            "0.power_cap": 150000,
-            "0.throttle": 0x24,
-            "0.ecc": 0,
-            "0.ecc_after": 1,
-            "0.ecc_errors": 3,
-            "0.link_width_now": 8,
-            "0.link_generation_now": 1,
-            "0.name": b"A\xff<b>",
-        }
-    )
-    told = gpus.set_ups()
-    assert (told["driver"], told["driver_cuda"]) == ("470.1", [11, 4])
-    assert told["devices"]["GPU 0"] == USUAL | {
-        "name": "A\ufffd<b>",
-        "persistent": False,
-        "power_limit_mw": 150000,
-        "throttled": ["SwPowerCap", "SwThermalSlowdown"],
-        "ecc": {"on": False, "after_restart": True},
-        "uncorrected": 3,
-        "pcie_width": 8,
-        "pcie_generation": 1,
-    }
-    assert told["devices"]["GPU 1"] == USUAL
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_field_may_fail_alone_with_any_error(gpus: Gpus, function: str) -> None:
@@ -107,6 +168,7 @@ def test_a_field_may_fail_alone_with_any_error(gpus: Gpus, function: str) -> Non
         assert devices["GPU 1"] == {name: value for name, value in USUAL.items() if name != FUNCTIONS[function]}
 
 
+@pytest.mark.slow
 def test_the_driver_and_whole_gpus_may_fail_with_any_error(gpus: Gpus) -> None:
     for code in CODES:
         gpus.set_up({"nvmlSystemGetDriverVersion": code, "nvmlSystemGetCudaDriverVersion": code, "1.error": code})
@@ -119,19 +181,3 @@ def test_the_driver_and_whole_gpus_may_fail_with_any_error(gpus: Gpus) -> None:
         assert why_absent(gpus)
         gpus.set_up({"nvmlDeviceGetCount": code})
         assert why_absent(gpus)
-
-
-@pytest.mark.slow
-def test_no_value_is_no_number(gpus: Gpus) -> None:
-    gpus.set_up({"0.power_cap": 2**32 - 1, "0.ecc_errors": 2**64 - 1, "0.throttle": 2**64 - 1})
-    device = gpus.set_ups()["devices"]["GPU 0"]
-    for name in ("power_limit_mw", "uncorrected", "throttled"):
-        assert device[name] == {"unread": "the driver reports no value"}
-
-
-@pytest.mark.slow
-def test_only_the_gpus_that_cuda_may_see_are_read(gpus: Gpus) -> None:
-    assert list(gpus.set_ups("1")["devices"]) == ["GPU 1"]
-    assert why_absent(gpus, "") == "no GPU is visible: CUDA_VISIBLE_DEVICES hides all 2"
-    gpus.set_up({"count": 0})
-    assert why_absent(gpus) == "no GPU is visible"

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfnb.system.read.host import host_readers
-from perfnb.system.read.reading import SystemTree, Unread, Unreadable, numbers_of, read_all
+from perfnb.system.read.reading import SystemTree, Unread, Unreadable, numbers_of, read_all, reason
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "three_cpus")
 
@@ -263,3 +263,43 @@ def test_the_chosen_option_is_in_brackets_or_the_only_one(tmp_path: Path, text: 
     else:
         with pytest.raises(Unreadable, match="with no option in brackets"):
             tree.chosen("option")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (Unreadable("a reason"), "a reason"),
+        (OSError(2, "No such file", "/x"), "no such file: /x"),
+        (OSError(5, "Input/output error"), "input/output error"),
+        (OSError("odd"), "OSError: odd"),
+        (KeyError("a"), "KeyError: 'a'"),
+        (ValueError(), "ValueError"),
+    ],
+)
+def test_the_reason_of_an_error(error: Exception, words: str) -> None:
+    assert reason(error) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "whole", "word"),
+    [
+        ("12\n", 12, "12"),
+        ("9" * 19, int("9" * 19), "9" * 19),
+        ("9" * 20, None, "9" * 20),
+        ("-1", None, "-1"),
+        ("\u0661", None, "\u0661"),  # a digit elsewhere
+        ("schedutil\n", None, "schedutil"),
+        ("balance_power-x", None, "balance_power-x"),
+        ("a" * 60, None, "a" * 60),
+        *[("a" * 61, None, None), ("two words", None, None), ("_-", None, None)],
+    ],
+)
+def test_numbers_and_words_of_files(tmp_path: Path, text: str, whole: int | None, word: str | None) -> None:
+    (tmp_path / "file").write_text(text)
+    tree = SystemTree(str(tmp_path), "linux")
+    for read, expected, what in ((tree.whole, whole, "number"), (tree.word, word, "word")):
+        if expected is None:
+            with pytest.raises(Unreadable, match=f"^/file contains '.*', which is not a {what}$"):
+                read("file")
+        else:
+            assert read("file") == expected

@@ -6,16 +6,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 
 import perfnb
 from perfnb import quantities as fmt
 from perfnb.bench.paired_times import paired_times
 from perfnb.draw.document import Table
 from perfnb.system.host import OTHERS
-from perfnb.system.resolution import Resolution
+from perfnb.system.resolution import Resolution, _small_step, find_resolution
 from perfnb.system.system import COLUMNS, SystemCheck
 from perfnb.system.view import RESULTS, system_document
 from tests.telemetry.nvml_stand_in import set_up, stand_in
@@ -154,3 +156,70 @@ def test_a_resolution_that_cannot_be_trusted_says_so(found: Resolution, state: s
     verdict = found._document().verdict
     assert verdict.state == state
     assert words in verdict.sentence
+
+
+def test_a_resolution_with_one_unknown_time_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = resolution(1.0, 0.001)
+    monkeypatch.setattr(Resolution, "detectable_in", lambda self, seconds: 0.01 if seconds == 60 else None)
+    assert found._document().verdict.sentence == "Too few pairs to tell which differences can be resolved"
+
+
+@pytest.mark.parametrize(("switches", "says"), [(3, "3 times in 120 steps."), (1, "1 time in 120 steps."), (0, "")])
+def test_a_step_that_was_preempted_is_told(switches: int, says: str) -> None:
+    found = Resolution(**{**vars(resolution(1.0, 0.001)), "noise": {"involuntary_switches": switches}})
+    notes = found._document().notes
+    assert [note for note in notes if "preempted" in note] == [f"The system preempted the process {says}"] * bool(says)
+
+
+@pytest.mark.parametrize("asked", [False, True, "a step"])
+def test_the_resolution_is_measured_if_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: Any) -> None:
+    def step() -> None:
+        pass
+
+    told: list[Any] = []
+    monkeypatch.setattr("perfnb.system.read.read_system", lambda path: {})
+    found = resolution(1.0, 0.001)
+    monkeypatch.setattr("perfnb.system.system.find_resolution", lambda *given: (told.append(given), found)[1])
+    check = perfnb.system_check(tmp_path, resolution=step if asked == "a step" else asked, budget_s=2.5)
+    assert check.resolution is (found if asked else None)
+    assert told == {False: [], True: [(None, 2.5)], "a step": [(step, 2.5)]}[asked]
+
+
+@pytest.mark.parametrize("asked", [1, "yes", None])
+def test_a_resolution_that_is_no_step_is_refused(tmp_path: Path, asked: Any) -> None:
+    with pytest.raises(TypeError, match=f"^resolution must be True, False or a step, not {asked!r}"):
+        perfnb.system_check(tmp_path, resolution=asked)
+
+
+def test_a_step_is_compared_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, told = resolution(1.0, 0.001), list[Any]()
+
+    def compared(a: Any, b: Any, *rest: Any, budget_s: float) -> Any:
+        told.append((a, b, budget_s))
+        return times
+
+    monkeypatch.setattr("perfnb.system.resolution.time_pairs", compared)
+    monkeypatch.setattr("perfnb.system.resolution._small_step", lambda: str)
+    assert find_resolution(None, 3.0).ratio == times.ratio
+    assert find_resolution(list, 4.0).noise_floor == times.noise_floor
+    assert told == [(str, str, 3.0), (list, list, 4.0)]
+
+
+@pytest.mark.slow
+def test_the_step_that_is_compared_trains_and_leaves_the_random_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses: list[float] = []
+    loss = torch.nn.functional.cross_entropy
+
+    def seen(*given: Any) -> torch.Tensor:
+        found = loss(*given)
+        losses.append(found.item())
+        return found
+
+    monkeypatch.setattr(torch.nn.functional, "cross_entropy", seen)
+    before = torch.random.get_rng_state()
+    step = _small_step()
+    assert torch.equal(torch.random.get_rng_state(), before)
+    for _ in range(30):
+        step()
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0]

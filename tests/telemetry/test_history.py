@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfnb.telemetry import history as history_module
-from perfnb.telemetry.history import FEWEST_ROWS, History, Marks, throttle_words
+from perfnb.telemetry.history import _OWN, FEWEST_ROWS, History, Marks, _joined, _starts_of_pairs, throttle_words
 
 
 def filled(history: History, values: list[float | None], device: str = "host", interval: float = 0.5) -> None:
@@ -54,15 +54,56 @@ def test_coarsening_keeps_integrals_counts_and_extremes_of_time(values: list[flo
         assert np.nanmax(kept["rate"]) <= max(known) * (1 + 1e-9)
 
 
-def test_counters_keep_their_last_value_and_reasons_every_bit() -> None:
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "joined"),
+    [
+        ((0.5, 4, NAN, 0b01), (1.5, 8, 30, 0b10), (2.0, 7, 30, 0b11)),  # a mean over the time
+        ((NAN, 4, 20, 0b01), (1.5, 8, NAN, NAN), (1.5, 8, 20, 0b01)),  # the first of all covers no time
+        ((NAN, 4, 20, NAN), (1.5, NAN, 30, NAN), (1.5, 4, 30, NAN)),
+        ((NAN, 4, 20, 0b110), (NAN, 6, 30, 0b011), (0.0, 5, 30, 0b111)),
+        ((0.5, NAN, NAN, NAN), (0.5, NAN, NAN, NAN), (1.0, NAN, NAN, NAN)),
+        ((0.5, NAN, 20, 0), (0.5, 3, NAN, 0), (1.0, 3, 20, 0)),
+    ],
+)
+def test_two_rows_become_one(first: tuple[float, ...], second: tuple[float, ...], joined: tuple[float, ...]) -> None:
+    names = (*_OWN, "rate", "energy_j", "throttle_reasons")
+    # Besides: when, how long, how late, skipped ticks, readings.
+    a = [3.0, first[0], 0.5, 9.0, 2.0, 4.0, *first[1:]]
+    b = [7.0, second[0], 0.75, 8.0, 3.0, 1.0, *second[1:]]
+    (found,) = _joined(np.array([a]), np.array([b]), names)
+    np.testing.assert_allclose(found, [7.0, joined[0], 0.75, 9.0, 5.0, 5.0, *joined[1:]], rtol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("eligible", "starts"),
+    [("", []), ("1", []), ("11", [0]), ("111", [0]), ("0110", [1]), ("1011110111", [2, 4, 7]), ("1010", [])],
+)
+def test_pairs_are_of_neighbours_and_have_no_row_in_common(eligible: str, starts: list[int]) -> None:
+    assert _starts_of_pairs(np.array([letter == "1" for letter in eligible], dtype=bool)).tolist() == starts
+
+
+def test_a_full_history_joins_its_oldest_rows_and_no_new_ones() -> None:
     history = History(1, most_bytes=0)
-    filled(history, [1.0] * (FEWEST_ROWS + 1))
+    filled(history, [1.0] * FEWEST_ROWS)
+    assert history.columns()["host"]["readings"].tolist() == [1] * FEWEST_ROWS
+    filled(history, [1.0])
+    old = FEWEST_ROWS * 3 // 4
     kept = history.columns()["host"]
-    assert kept["energy_j"][0] == 10.0  # of readings 0 and 1 the later one
-    assert kept["throttle_reasons"][0] == 0b11
+    assert kept["readings"].tolist() == [2] * (old // 2) + [1] * (FEWEST_ROWS - old + 1)
     assert kept["late_ms"][3] == 6  # of readings 6 and 7 the greater
-    assert kept["readings"][0] == 2
-    assert kept["readings"][-1] == 1
+
+
+def test_devices_share_the_room() -> None:
+    # Nine columns of 8 bytes: the metrics of `filled`, and those that every reading has.
+    for devices, rows in ((1, 2000), (2, 1000), (3, 664), (9, FEWEST_ROWS)):
+        history = History(devices, most_bytes=2000 * 9 * 8)
+        filled(history, [1.0] * rows)
+        assert len(history.columns()["host"]["t_s"]) == rows
+        filled(history, [1.0])
+        assert len(history.columns()["host"]["t_s"]) < rows
 
 
 @pytest.mark.deep

@@ -38,7 +38,6 @@ FUNCTIONS = {
 NEVER = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
 
-@pytest.mark.slow
 def test_values_and_facts(gpus: Gpus) -> None:
     settings: dict[str, int | str | bytes] = {
         "0.busy": 87, "0.used": 5 * 2**30, "0.reserved": 2**28, "0.total": 2**34, "0.power": 250_500,
@@ -80,7 +79,6 @@ def test_an_unknown_fact_is_absent(gpus: Gpus) -> None:
     assert "power_limit_w" not in gpus.facts(FIRST)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("metric", FUNCTIONS)
 def test_every_error_of_a_field(gpus: Gpus, metric: str) -> None:
     functions, words = FUNCTIONS[metric]
@@ -237,20 +235,6 @@ def test_an_older_driver_and_slow_answers(tmp_path_factory: pytest.TempPathFacto
     assert process.notes() == []
     process.close()
     assert process.end() == 0
-
-
-@pytest.mark.parametrize(
-    ("bits", "words"),
-    [
-        (0, []),
-        (1 | 2, []),
-        (pynvml.nvmlClocksThrottleReasonSwPowerCap | 1, ["SwPowerCap"]),
-        (0x80 | 0x40 | 0x4, ["HwPowerBrakeSlowdown", "HwThermalSlowdown", "SwPowerCap"]),
-        (1 << 40 | 4, ["Other", "SwPowerCap"]),
-    ],
-)
-def test_throttle_words(bits: int, words: list[str]) -> None:
-    assert throttle_words(bits) == words
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ from tests.telemetry.nvml_stand_in import (
 )
 
 
-@pytest.mark.slow
 def test_no_gpu(gpus: Gpus) -> None:
     gpus.set_up({"count": 0})
     assert absent(gpus) == "no GPU is visible"
@@ -146,7 +145,6 @@ def test_errors_of_slices(gpus: Gpus) -> None:
     assert gpus.read("MIG-abb", 1)["memory_bytes"] == 2**30
 
 
-@pytest.mark.slow
 def test_mig_mode_without_slices(gpus: Gpus) -> None:
     gpus.set_up({"0.mig": 1, "0.slices": 7, **{f"0:{place}.absent": 1 for place in range(7)}, "1.mig": 0})
     gpus.open()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.telemetry.nvml_stand_in import FIRST, SECOND, Gpus
 
 
@@ -11,7 +9,6 @@ def pcie(values: dict[str, float | None]) -> tuple[float | None, float | None]:
     return values["pcie_receive_bytes_per_s"], values["pcie_send_bytes_per_s"]
 
 
-@pytest.mark.slow
 def test_throughput_is_measured_seldom(gpus: Gpus) -> None:
     gpus.open()
     for tick in range(60):  # 6 s, ten times a second; two readings that are measured are never in one tick

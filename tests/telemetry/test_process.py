@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perfnb.telemetry.sampler.process import Portable, ProcessSource, ProcFiles, Seen
+from perfnb.telemetry.sampler.process import Portable, ProcessSource, ProcFiles
 from perfnb.telemetry.sampler.source import Absent, Lost, Values
 from tests.waiting import wait_until
 
@@ -224,33 +224,6 @@ def test_no_file_stays_open(start: Start) -> None:
     assert len(set(os.listdir("/proc/self/fd")) - before) == held - 3
     source.close()
     assert set(os.listdir("/proc/self/fd")) - before == set()
-
-
-def test_where_disk_traffic_is_not_told_the_rest_is(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfnb.telemetry.sampler.process.ProcFiles", lambda *_: Portable())
-    monkeypatch.delattr(psutil.Process, "io_counters", raising=False)
-    source = ProcessSource(start("").pid, os.getpid())
-    for _ in range(2):
-        values = read(source)
-    assert values["disk_read_bytes_per_s"] is values["disk_write_bytes_per_s"] is None
-    assert values["cpu_percent"] is not None
-    assert values["memory_bytes"] > 0
-    assert source.notes == ["The disk I/O of the watched process cannot be read."]
-
-
-def test_where_no_parent_inherits_what_ended_workers_had_is_kept(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfnb.telemetry.sampler.process.ProcFiles", lambda *_: Portable())
-    source = ProcessSource(start("").pid, os.getpid())
-    source._last.clear()
-    source._table.inherits = False
-    tree = {source._pid: Seen(1, 0, False, 10e9, 1, None), 2: Seen(1, source._pid, False, 5e9, 1, None)}
-    monkeypatch.setattr(source._table, "see", tree.get)
-    monkeypatch.setattr(source._table, "below", lambda *_: [pid for pid in tree if pid != source._pid])
-    source.read("process", 10**9)
-    del tree[2]
-    tree[source._pid] = tree[source._pid]._replace(cpu_ns=11e9)
-    assert source.read("process", 2 * 10**9)["cpu_percent"] == pytest.approx(100)
-    assert source.read("process", 3 * 10**9)["cpu_percent"] == 0
 
 
 @linux

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from perfnb.telemetry.sampler import process
-from perfnb.telemetry.sampler.process import ProcessSource, ProcFiles, Seen
-from perfnb.telemetry.sampler.source import Lost
+from perfnb.telemetry.sampler.process import SAMPLER, Portable, ProcessSource, ProcFiles, Seen
+from perfnb.telemetry.sampler.source import Absent, Lost
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's files")
 
@@ -188,6 +190,157 @@ def test_a_tree_is_searched_rarely_where_that_takes_long(files: Files, monkeypat
     assert searched(0.5, b"9", took_ns=10**6) == 1
     assert searched(0.1, None) == 0
     assert searched(0.5, None) == 1
+
+
+def test_the_sampler_of_another_watch_is_followed_and_not_counted(files: Files) -> None:
+    files.put(2, 1, 3 * TICK, read=30)
+    files.put(3, 1, TICK)
+    (files.folder / "2" / "cmdline").write_bytes(b"python\0-c\0" + SAMPLER + b"\0")
+    told = Told(files)
+    assert told() == (None, 2, None)
+    files.put(2, 1, 7 * TICK, read=70)
+    assert told() == (0.0, 2, 0.0)
+    files.vanish(2)
+    files.put(1, 0, TICK, reaped=7 * TICK, read=170)  # which includes all that the sampler had
+    assert told() == (1.0, 2, 100.0)
+    files.put(2, 1, begun=8)
+    (files.folder / "2" / "cmdline").write_bytes(b"python\0")
+    assert told() == (0.0, 3, 0.0)  # its number may belong to a worker later
+
+
+def test_a_process_that_leaves_its_usage_to_nobody_keeps_counting(files: Files) -> None:
+    files.put(2, 1, 5 * TICK, read=500)
+    (files.folder / "3").mkdir()
+    told = Told(files)
+    told.source._table.inherits = False
+    told()
+    files.vanish(2)
+    files.put(1, 0, TICK)
+    assert told() == (1.0, 1, 0.0)
+    assert told() == (0.0, 1, 0.0)
+    files.put(4, 1, 2 * TICK, begun=9)
+    (files.folder / "4" / "cmdline").write_bytes(SAMPLER)
+    told()
+    files.vanish(4)
+    assert told() == (0.0, 1, 0.0)  # a sampler's usage was never part of it
+
+
+@pytest.mark.parametrize(
+    ("hidden", "whose"), [((2,), "some of the watched processes"), ((1, 2), "the watched process")]
+)
+def test_disk_traffic_that_is_hidden_is_noted_once(files: Files, hidden: tuple[int, ...], whose: str) -> None:
+    files.put(2, 1)
+    told = Told(files)
+    for pid in hidden:
+        (files.folder / str(pid) / "io").write_text("")
+    assert [told()[2], told()[2]] == ([None, 0.0] if hidden == (2,) else [None, None])
+    assert told.source.notes == [f"The disk I/O of {whose} cannot be read."]
+
+
+def of_psutil(pid: int, parent: int, **more: Any) -> SimpleNamespace:
+    """Return a process as psutil shows it, with 3 s of its own and 12 s of children it has waited for."""
+    times = SimpleNamespace(user=1.0, system=2.0, children_user=4.0, children_system=8.0)
+    shown = {
+        **{"pid": pid, "oneshot": nullcontext, "cpu_times": lambda: times, "create_time": lambda: 7.5},
+        **{"ppid": lambda: parent, "status": lambda: "sleeping", "name": lambda: f"name {pid}"},
+        **{"memory_info": lambda: SimpleNamespace(rss=4096), "cmdline": lambda: ["python", "-c", "é"]},
+        "io_counters": lambda: SimpleNamespace(read_bytes=5, write_bytes=6),
+    }
+    return SimpleNamespace(**shown | more)
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> dict[int, SimpleNamespace]:
+    """Return the processes that psutil sees."""
+    processes: dict[int, SimpleNamespace] = {}
+
+    def look(pid: int) -> SimpleNamespace:
+        if pid not in processes:
+            raise process.psutil.NoSuchProcess(pid)
+        return processes[pid]
+
+    monkeypatch.setattr(process.psutil, "Process", look)
+    return processes
+
+
+def denied() -> Any:
+    raise process.psutil.AccessDenied
+
+
+@pytest.mark.parametrize(
+    ("shown", "inherits", "seen"),
+    [
+        ({}, True, Seen(7.5, 1, False, 15e9, 4096, (5, 6))),
+        ({}, False, Seen(7.5, 1, False, 3e9, 4096, (5, 6))),
+        ({"status": lambda: "zombie"}, True, Seen(7.5, 1, True, 15e9, 4096, (5, 6))),
+        ({"io_counters": denied}, True, Seen(7.5, 1, False, 15e9, 4096, None)),
+        ({"io_counters": None}, True, Seen(7.5, 1, False, 15e9, 4096, None)),
+        ({"cpu_times": denied}, True, None),
+    ],
+)
+def test_psutil_shows_what_the_files_do(
+    known: dict[int, SimpleNamespace], shown: dict[str, Any], inherits: bool, seen: Seen | None
+) -> None:
+    table = Portable()
+    table.inherits = inherits
+    known[2] = of_psutil(2, 1, **shown)
+    if known[2].io_counters is None:  # as on macOS
+        del known[2].io_counters
+    assert table.see(2) == seen
+    assert table.see(3) is None
+    assert table.command(2) == "python\0-c\0é".encode()
+    assert table.command(3) == b""
+    assert table.last_pid() is None
+
+
+def test_psutil_finds_the_tree_without_the_sampler(known: dict[int, SimpleNamespace], tmp_path: Path) -> None:
+    below = [of_psutil(pid, parent) for pid, parent in ((2, 1), (3, 2), (4, 1), (5, 4), (6, 5), (8, 1))]
+    below.insert(0, of_psutil(7, 1, ppid=denied))
+    known[1] = of_psutil(1, 0, children=lambda recursive: below if recursive else below[:1])
+    assert Portable().below(1, 4) == [2, 3, 8]
+    assert Portable().below(1, 0) == [2, 3, 4, 5, 6, 8]
+    assert Portable().below(9, 0) == []
+    assert ProcFiles(1, str(tmp_path)).below(1, 4) == [2, 3, 8]  # a kernel without lists of children
+
+
+def test_a_process_whose_files_cannot_be_read_is_asked_for_through_psutil(
+    known: dict[int, SimpleNamespace], tmp_path: Path
+) -> None:
+    with pytest.raises(Absent, match=r"^process 1 does not exist or is not visible to this user$"):
+        ProcessSource(1, 0, str(tmp_path))
+    known[1] = of_psutil(1, 0, children=lambda recursive: [])
+    source = ProcessSource(1, 0, str(tmp_path))
+    assert source.facts("process") == {"pid": 1, "name": "name 1"}
+    assert source.read("process", 10**9)["memory_bytes"] == 4096
+    known.clear()
+    assert source.facts("process") == {"pid": 1, "name": None}
+
+
+def test_a_child_without_files_and_a_clock_that_is_gone_are_no_processes(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.put(2, 9)
+    files.put(2, 1)
+    table = ProcFiles(1, str(files.folder))
+    (files.folder / "1" / "task" / "1" / "children").write_text("8 2 ")
+    assert table.below(1, 0) == [8, 2]
+    assert table.below(1, 8) == [2]
+    assert (table.command(2), table.last_pid()) == (b"", None)
+    (files.folder / "loadavg").write_text("0.1 0.2 0.3 1/99 4321\n")
+    assert table.last_pid() == b"4321"
+
+    def clock(pid: int) -> int:
+        if pid == 2:
+            raise ProcessLookupError
+        return 1234
+
+    monkeypatch.setattr(process, "_exact_cpu_ns", clock)
+    table._exact = True
+    files.put(1, 0, 99 * TICK, reaped=2 * TICK)
+    seen = table.see(1)
+    assert seen is not None
+    assert seen.cpu_ns == 1234 + 2e9
+    assert table.see(2) is None
 
 
 @pytest.mark.parametrize("text", ["", "1", "1 (x) S", "1 (x) " + "x " * 40, "\0" * 100, "1 (x " + "1 " * 40])

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import io
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,8 +28,8 @@ from torch.utils.data import DataLoader
 from perfnb.errors import CaptureError
 from perfnb.telemetry.sampler import loop
 from perfnb.telemetry.sampler.process import SAMPLER
-from perfnb.telemetry.sampler.source import Lost, Values
-from perfnb.telemetry.watcher import Watcher
+from perfnb.telemetry.sampler.source import Absent, Lost, Source, Values
+from perfnb.telemetry.watcher import SamplerProcess, Watcher, _receive, running
 from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -77,6 +81,152 @@ def test_what_does_not_fit_into_the_pipe_is_kept_and_sent_later() -> None:
     os.close(writer)
 
 
+def test_too_much_that_waits_is_refused_and_lost_readings_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, writer = os.pipe()
+    outbox = loop.Outbox(writer)
+    outbox.waiting = bytearray(b" " * 101)
+    monkeypatch.setattr(loop, "MOST_WAITING_BYTES", 100)
+    assert not outbox.send({"rows": []})
+    outbox.lost = 2
+    outbox.waiting = bytearray(b" " * 99 + b"\n")
+    assert outbox.send({"note": "words"})
+    assert outbox.send({"rows": []})
+    assert outbox.send({"rows": []})
+    lines = os.read(reader, 1000).splitlines()
+    assert [json.loads(line) for line in lines[1:]] == [{"note": "words"}, {"rows": [], "unsent": 2}, {"rows": []}]
+    assert outbox.lost == 0
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize("writable", [[], [5]])
+def test_all_that_waits_is_sent_in_the_end_unless_that_takes_too_long(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch, writable: list[int]
+) -> None:
+    reader, writer = os.pipe()
+    outbox = loop.Outbox(writer)
+    outbox.waiting = bytearray(b"x" * 1000)
+    asked: list[float] = []
+
+    def select(_: list[int], pipes: list[int], __: list[int], rest: float) -> tuple[list[int], ...]:
+        assert pipes == [writer]
+        asked.append(round(rest, 3))
+        clock.now_ns += 3 * 10**8
+        return [], writable if len(asked) > 1 else [], []
+
+    monkeypatch.setattr(loop.select, "select", select)
+    outbox.flush(1.0)
+
+    assert asked == ([1.0, 0.7] if writable else [1.0, 0.7, 0.4, 0.1])
+    assert len(outbox.waiting) == (0 if writable else 1000)
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize(
+    ("stops", "parent", "until_s", "goes_on", "waited"),
+    [
+        (None, 7, 2.5, True, [1.0, 1.0, 0.5, 0.0]),
+        (None, 7, -1.0, True, [0.0]),
+        (1, 7, 2.5, False, [1.0, 1.0]),  # it is told to stop
+        (None, 8, 2.5, False, []),  # its parent has ended
+    ],
+)
+def test_the_sampler_waits_for_the_next_tick_unless_it_must_stop(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch,
+    stops: int | None, parent: int, until_s: float, goes_on: bool, waited: list[float],
+) -> None:  # fmt: skip
+    box, told, pushed = _Sent([], 0), list[float](), list[int]()
+    monkeypatch.setattr(os, "getppid", lambda: 7)
+    monkeypatch.setattr(box, "push", lambda: pushed.append(len(told)))
+    box.waiting = bytearray(b"x")
+
+    def select(
+        inputs: list[int], pipes: list[int], _: list[int], rest: float
+    ) -> tuple[list[int], list[int], list[int]]:
+        assert (inputs, pipes) == ([0], [-1] if len(told) < 2 else [])
+        told.append(round(rest, 3))
+        clock.now_ns += round(rest * 1e9)
+        if len(told) == 2:
+            box.waiting.clear()
+        return [0] if stops is not None and len(told) > stops else [], pipes if len(told) == 1 else [], []
+
+    monkeypatch.setattr(loop.select, "select", select)
+    sampler = loop.Sampler([], {}, box, 0.5, parent)
+    assert sampler._wait(clock.now_ns + round(until_s * 1e9)) == goes_on
+    assert told == waited
+    assert pushed == [1] * bool(waited)
+
+
+class _Source(Source):
+    """A source with one device, that has closed when it was asked to."""
+
+    name = "GPU"
+    closed = False
+
+    def read(self, device: str, now_ns: int) -> Values:
+        return {}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_source_that_fails_leaves_the_others_and_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: Any) -> Any:
+        raise Absent("no driver \udcff")
+
+    def fails(*_: Any) -> Any:
+        raise KeyError("odd")
+
+    given: list[Any] = []
+    host, gpu = _Source(), type("AmdSource", (_Source,), {"__init__": lambda self, visible: given.append(visible)})
+    of = "perfnb.telemetry.sampler"
+    monkeypatch.setattr(f"{of}.nvml.NvmlSource", absent)
+    monkeypatch.setattr(f"{of}.process.ProcessSource", lambda pid, own: (given.extend((pid, own)), fails())[1])
+    monkeypatch.setattr(f"{of}.cgroup.CgroupSource", absent)
+    monkeypatch.setattr(f"{of}.host.HostSource", lambda: host)
+    monkeypatch.setattr(f"{of}.amd.AmdSource", gpu)
+    config = {"visible": "0", "hip_visible": "1", "watched": 5}
+    reasons = {"process": "process: cannot be read: KeyError: 'odd'", "cgroup": "cgroup: no driver ?"}
+
+    monkeypatch.setattr(f"{of}.amd.is_likely", lambda: False)
+    assert loop.open_sources(config) == ([host], {"GPU": "GPU: no driver ?", **reasons})
+    monkeypatch.setattr(f"{of}.amd.is_likely", lambda: True)
+    sources, why = loop.open_sources(config)
+    assert ([type(source) for source in sources], why) == ([gpu, _Source], reasons)  # nobody misses another driver
+    assert given == [5, os.getpid(), "1", 5, os.getpid()]
+    monkeypatch.setattr(f"{of}.amd.AmdSource", type("Broken", (), {"__new__": fails}))
+    assert loop.open_sources(config) == (
+        [host],
+        {"AMD GPU": "AMD GPU: cannot be read: KeyError: 'odd'", "GPU": "GPU: no driver ?", **reasons},
+    )
+
+
+@pytest.mark.parametrize("error", [None, BrokenPipeError(), ZeroDivisionError()])
+def test_sources_are_closed_however_the_sampler_ends(error: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources, made, ignored = [_Source(), _Source()], list[Any](), list[Any]()
+
+    class Sampler:
+        def __init__(self, *given: Any) -> None:
+            made.extend(given)
+
+        def run(self) -> None:
+            if error is not None:
+                raise error
+
+    monkeypatch.setattr(loop, "Sampler", Sampler)
+    monkeypatch.setattr(loop, "Outbox", lambda pipe: f"outbox {pipe}")
+    monkeypatch.setattr(loop, "open_sources", lambda config: (sources, {"x": "no x"}))
+    monkeypatch.setattr(loop.signal, "signal", lambda *given: ignored.extend(given))
+    with pytest.raises(type(error)) if isinstance(error, ZeroDivisionError) else nullcontext():
+        loop.main({"interval_s": 0.5, "parent": 7})
+    assert made == [sources, {"x": "no x"}, "outbox 1", 0.5, 7]
+    assert ignored == [signal.SIGINT, signal.SIG_IGN]
+    assert [source.closed for source in sources] == [True, True]
+
+
 def test_a_reading_that_takes_long_misses_ticks_and_says_so(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow:
         name, notes = "slow", list[str]()
@@ -103,6 +253,7 @@ def test_a_reading_that_takes_long_misses_ticks_and_says_so(clock: FakeClock, mo
     assert [row["missed"] for row in rows][:4] == [0, 0, 2, 0]
     zero = sent[0]["hello"]["zero_ns"]
     assert [round((row["due"] - zero) / 5e7) for row in rows][:4] == [0, 1, 4, 5]
+    assert box.lost == sum(sent.index(row) % 2 == 0 for row in rows) > 0
 
 
 def test_a_device_that_is_lost_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +288,7 @@ def test_a_device_that_is_lost_ends_alone(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 class _Sent(loop.Outbox):
-    """Keeps what is sent, and has the sampler stop after some messages."""
+    """Keeps what is sent, of which every other message is refused, and has the sampler stop after some messages."""
 
     def __init__(self, messages: list[dict], until: int) -> None:
         self.messages, self.until = messages, until
@@ -145,7 +296,7 @@ class _Sent(loop.Outbox):
 
     def send(self, message: dict) -> bool:
         self.messages.append(message)
-        return True
+        return len(self.messages) % 2 == 0
 
     def flush(self, most_s: float) -> None:
         pass
@@ -165,7 +316,13 @@ def test_a_sampler_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -
         Watcher(0.5)
 
 
-@pytest.mark.parametrize("interval", [0.0, -1.0, 0.01, 4000.0, float("nan")])
+@pytest.mark.parametrize("interval", [True, "1", None])
+def test_an_interval_that_is_no_number_is_refused(interval: Any) -> None:
+    with pytest.raises(TypeError, match="interval_s must be a number of seconds"):
+        Watcher(interval)
+
+
+@pytest.mark.parametrize("interval", [0.0, -1.0, 0.0199, 3600.1, float("nan")])
 def test_an_interval_out_of_bounds_is_refused(interval: float) -> None:
     with pytest.raises(ValueError, match=r"interval_s must be between 0\.02 and 3600 seconds"):
         Watcher(interval)
@@ -227,7 +384,7 @@ def _state_in_child(_: int) -> bool:
 TWO_WATCHES = """
 import time
 import numpy as np
-from perfnb.telemetry.watcher import Watcher
+from perfnb.telemetry.watcher import SamplerProcess, Watcher, _receive, running
 with Watcher(0.05) as outer:
     begun = time.process_time()
     time.sleep(0.3)
@@ -319,6 +476,7 @@ def test_readings_become_columns_on_the_time_of_the_first(sent: list[Any]) -> No
         take({"note": "a note"})
         take(reading(1250, 2, host={"cpu_percent": 20.0}, **{SECOND: {"busy_percent": 70.0}}))
         assert watcher.running
+        assert running() == 1
         columns, meta = watcher.columns(), watcher.meta
     assert list(columns) == ["host", "gpu1"]  # nothing came of the other
     host = columns["host"]
@@ -339,7 +497,10 @@ def test_readings_become_columns_on_the_time_of_the_first(sent: list[Any]) -> No
     assert (meta["devices"], meta["absent"]) == ({"host": {"cores": 2}, "gpu0": {}, "gpu1": {}}, {"x": "no x"})
     assert (meta["notes"], meta["running"], meta["interval_s"]) == (["a note"], True, 0.5)
     assert not watcher.running
+    assert running() == 0
     assert watcher.notes == ["a note"]  # it was asked to end
+    watcher._ended_ns = 4 * 10**9
+    assert watcher.meta["sampler_lived_s"] == 3.0
 
 
 def test_a_view_that_fails_ends_alone(sent: list[Any]) -> None:
@@ -408,3 +569,56 @@ def test_gpus_are_named_and_measured_as_torch_does(
     unknown = dict.fromkeys(expected)
     assert taken[0][0][3] == (expected if torch_knows else unknown)
     assert taken[1][0][3] == unknown
+
+
+def test_a_sampler_that_cannot_be_started_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(subprocess, "Popen", full)
+    with pytest.raises(CaptureError, match=r"process cannot be started: \[Errno 12\] Cannot allocate memory\.$"):
+        Watcher(0.5)
+
+
+@pytest.mark.parametrize(("alive", "killed"), [([False], False), ([True, False], True)])
+def test_a_sampler_that_does_not_end_is_killed(
+    alive: list[bool], killed: bool, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(time, "monotonic", clock.perf_counter)
+    process = object.__new__(SamplerProcess)
+    process.process = SimpleNamespace(stdin=io.BytesIO(), kill=lambda: told.append("killed"))  # type: ignore[assignment]
+    process.process.stdin.close()  # it has ended already, perhaps
+    process._finalizer = lambda: told.append("closed")  # type: ignore[assignment, return-value, misc]
+    process.thread = SimpleNamespace(  # type: ignore[assignment]
+        join=lambda seconds: told.append(round(seconds, 3)), is_alive=lambda: alive[0]
+    )
+    assert process.ended is not alive[0]
+    process.end()
+    assert process.asked_to_end
+    assert told == ["closed", 5.0, *["killed", 5.0] * killed]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_messages_are_taken_until_the_pipe_ends(ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b'{"a":1}\n{"b":"' + "é".encode() * 9 + b'"}\nrest')
+    os.close(writer)
+    read, told, words, errors = os.read, list[Any](), list[str](), tempfile.TemporaryFile()  # noqa: SIM115
+    monkeypatch.setattr(os, "read", lambda file, _: read(file, 5))
+    errors.write(b"first\nlast \xff\n\n")
+
+    def wait(seconds: float | None = None) -> None:
+        told.append("wait")
+        if not ends and seconds is not None:
+            raise subprocess.TimeoutExpired("sampler", seconds)
+
+    process: Any = SimpleNamespace(stdin=io.BytesIO(), stdout=os.fdopen(reader, "rb"), wait=wait)
+    process.kill = lambda: told.append("kill")
+    _receive(process, errors, words, lambda: told.append)
+
+    assert told == [{"a": 1}, {"b": "é" * 9}, "wait", *["kill", "wait"] * (not ends), None]
+    assert words == ["last \ufffd"]
+    assert errors.closed
+    assert process.stdin.closed
+    assert process.stdout.closed

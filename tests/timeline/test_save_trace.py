@@ -149,6 +149,22 @@ def test_what_processes_and_old_streams_are_is_kept_and_all_events_have_a_thread
     assert named[0, kernels] == "GPU 0, stream 7"
 
 
+def test_what_is_known_of_an_event_is_written_as_it_was(tmp_path: Path) -> None:
+    trace = training(1)
+    trace.event("aten::shaped", 90, 91, **{"Input Dims": [[4, 8], []], "External id": 5})
+    group = {"Process Group Name": "0", "Collective name": "x"}
+    trace.event("nccl:all_reduce", 92, 93, "user_annotation", **group)
+    profile = perfnb.load(trace.write(tmp_path / "original.json"))
+    assert isinstance(profile, perfnb.Profile)
+
+    args = {
+        event["name"]: event["args"] for event in events_of(profile.save_trace(tmp_path / "t.json")) if "args" in event
+    }
+
+    assert (args["aten::shaped"]["Input Dims"], args["aten::shaped"]["External id"]) == ([[4, 8], []], 5)
+    assert {name: args["nccl:all_reduce"][name] for name in group} == group
+
+
 def test_arrows_lead_from_launch_to_kernel_and_from_forward_to_backward(tmp_path: Path) -> None:
     profile = perfnb.Profile(by_hand().kernel("gemm", 1100, 1500, 1600).recording())
 

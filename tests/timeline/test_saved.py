@@ -20,7 +20,7 @@ from perfnb.profile.report import report_document
 from perfnb.timeline.data import NOTEBOOK_BYTES, bytes_of_report, timeline_bytes
 from perfnb.timeline.timeline import Timeline, Track
 from tests import summaries
-from tests.recordings import ByHand
+from tests.timeline.test_coarse import by_hand
 from tests.timeline.test_timeline import training
 from tests.timeline.test_view import LARGE, scattered, timeline, unpacked
 
@@ -90,20 +90,22 @@ def test_what_a_notebook_saves_of_a_long_profile_is_2_mb_at_most(events: int, st
     widget.close()
 
 
-@pytest.mark.slow
 def test_whatever_the_limit_it_is_kept() -> None:
-    made = ByHand().step(0, 1000)
-    for thread in range(2, 400):
-        made.op(f"aten::{thread}", 10, 10 + thread, thread=thread)
-    line = timeline(made)
+    line = by_hand(*([(10, 10 + thread, 0, "other")] for thread in range(400)))
+    whole, _ = timeline_bytes(line, [], LARGE)
 
     packed, facts = timeline_bytes(line, [], 2_500)
 
     header, arrays = unpacked(packed)
-    assert len(packed) <= 2_500
+    assert len(packed) <= 2_500 < len(whole)
     assert 5 < facts["events"] == len(arrays["start"]) < len(line)
-    assert {"Steps", "Phases", "Thread 399"} <= {track["title"] for track in header["tracks"]}
-    assert "Thread 2" not in {track["title"] for track in header["tracks"]}
+    assert facts == {"events": header["events"], "total_events": 400, "whole": False}
+    titles = [f"Thread {thread}" for thread in range(400 - facts["events"], 400)]
+    assert [track["title"] for track in header["tracks"]] == titles
+    assert header["shortest_ns"] > 0
+    assert timeline_bytes(line, [], 1)[1]["events"] == 0  # what is not events is there all the same
+    assert timeline_bytes(line, [], len(whole)) == (whole, {"events": 400, "total_events": 400, "whole": True})
+    assert not timeline_bytes(line, [], len(whole) - 1)[1]["whole"]
 
 
 def test_the_widget_holds_the_timeline_and_answers_a_page_that_wants_all(monkeypatch: pytest.MonkeyPatch) -> None:

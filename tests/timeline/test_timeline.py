@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from perfnb.attribution.attribution import attribute
 from perfnb.attribution.tables import phase_table
 from perfnb.memory.allocations import watched_memory
 from perfnb.recording.recording import Recording
-from perfnb.timeline.build import timeline_of
+from perfnb.timeline.build import _own_name, _without_slivers, timeline_of
 from perfnb.timeline.median_step import step_timeline
+from perfnb.timeline.memory import MemoryCurve
 from perfnb.timeline.timeline import Timeline, Track, coarser, lanes
 from tests.recordings import US, ByHand
 from tests.written_traces import Written
@@ -240,6 +242,7 @@ def counted_at_half_speed() -> ByHand:
         ((("aten::a", 10, 20), ("aten::b", 30, 50), ("aten::c", 80, 90)), "aligned by op", [0, 30, 80, 90, 100]),
         ((("aten::a", 10, 20), ("aten::b", 50, 60), ("aten::c", 60, 90)), "aligned by op", [0, 50, 60, 80, 100]),
         ((("aten::a", 10, 20), ("aten::odd", 30, 50)), "aligned by phase", [0, 30, 80, 90, 100]),
+        ((("aten::a", 10, 20), ("Optimizer.step#SGD.step", 30, 50)), "stretched to fit", [0, 30, 80, 90, 100]),
     ],
 )
 def test_memory_of_the_counted_step_stands_at_the_same_ops(
@@ -247,7 +250,7 @@ def test_memory_of_the_counted_step_stands_at_the_same_ops(
 ) -> None:
     traced = ByHand().step(0, 100)
     for name, begin, end in ops:
-        traced.op(name, begin, end)
+        traced.event(name, begin, end, "cpu_op" if name.startswith("aten::") else "user_annotation")
     watched = counted_at_half_speed().recording()
     recording = traced.recording()
     whole = Recording(**{**vars(recording), "memory": watched.memory})
@@ -257,6 +260,90 @@ def test_memory_of_the_counted_step_stands_at_the_same_ops(
     assert (curve.device, curve.note) == ("cpu", f"from the counted step, {note}")
     assert (curve.times_ns / US).tolist() == times
     assert curve.bytes.tolist() == [0, 1000, 1500, 1000, 1000]
+
+
+def test_a_curve_is_as_rough_as_the_roughest_of_its_steps() -> None:
+    traced = ByHand().step(0, 100).op("aten::a", 10, 20).op("aten::b", 30, 50).op("aten::c", 80, 90)
+    traced.step(200, 300).op("aten::odd", 230, 250)
+    whole = Recording(**{**vars(traced.recording()), "memory": counted_at_half_speed().recording().memory})
+
+    (curve,) = timeline(whole).memory
+
+    assert curve.note == "from the counted step, aligned by phase"
+    assert (curve.times_ns / US).tolist() == [0, 30, 80, 90, 100, 200, 230, 280, 290, 300]
+    assert curve.bytes.tolist() == [0, 1000, 1500, 1000, 1000] * 2
+
+
+@pytest.mark.parametrize(
+    ("times", "kept", "sizes"),
+    [
+        ([0, 100, 110, 200], [0, 10], [2, 3]),  # a level lasts until the next time
+        ([0, 90, 110, 199], [0, 10, 99], [2, 3, 4]),
+        ([101, 150, 201], [1, 50], [1, 2]),
+        ([0, 50], [0], [2]),
+        ([200, 300], [], []),
+    ],
+)
+def test_the_curve_of_a_step_begins_with_the_level_at_its_start(
+    times: list[int], kept: list[int], sizes: list[int]
+) -> None:
+    line = timeline(ByHand().step(0, 50).step(100, 200).op("aten::a", 110, 120))
+    curve = MemoryCurve("cpu", "planted", np.array(times) * US, np.arange(1, len(times) + 1))
+    step = step_timeline(replace(line, memory=(curve,)))
+    assert step is not None
+    (found,) = step.timeline.memory
+    assert ((found.times_ns / US).tolist(), found.bytes.tolist()) == (kept, sizes)
+
+
+def test_threads_of_several_processes_are_named_after_both_and_the_main_ones_come_first() -> None:
+    made = ByHand().step(0, 100).op("aten::a", 10, 20).op("aten::a", 10, 20, thread=9).op("aten::a", 10, 20, thread=3)
+    made.op("aten::b", 10, 20, process=8).op("aten::b", 10, 20, process=7, thread=-1)
+    made.node("AddBackward0", 30, 40, -1, thread=9)
+    for row in made.rows:
+        row.setdefault("process", 8 if row["thread"] == 4 else 9)
+    names = [[9, 1, "thread 1 (python3)"], [9, 9, "thread 9"], [9, 3, "pt_autograd_0"], [7, -1, "main"]]
+
+    line = timeline(made.recording(trace={"thread_names": names, "process_names": [[9, "train"]]}))
+
+    assert [track.title for track in line.of("thread")] == [
+        "Process 9 (train), thread 1 (main, python3)",
+        "Process 9 (train), thread 3 (pt_autograd_0)",
+        "Process 9 (train), thread 9 (backward)",
+        "Process 7, thread without a number (main)",
+        "Process 8, thread 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "own"),
+    [
+        ("python3", 12, "python3"),
+        ("thread 12 (python3)", 12, "python3"),
+        ("Thread -5 (worker (1))", -5, "worker (1)"),
+        *[("thread 12", 12, ""), ("thread 12 (12)", 12, ""), (" 12 ", 12, ""), ("thread 12 (thread 12)", 12, "")],
+        ("13", 12, "13"),
+        ("", 12, ""),
+    ],
+)
+def test_a_thread_is_not_named_after_its_number(name: str, number: int, own: str) -> None:
+    assert _own_name(name, number) == own
+
+
+def test_streams_are_in_order_of_their_gpus_and_numbers() -> None:
+    made = ByHand().step(0, 100)
+    for device, stream in ((-1, 3), (1, 7), (0, 20), (0, 7), (0, -1), (-1, -1)):
+        made.event("gemm", 10, 20, "kernel", thread=-1, device=device, stream=stream)
+    assert [track.title for track in timeline(made).of("stream")] == [
+        *["GPU 0, no stream", "GPU 0, stream 7", "GPU 0, stream 20", "GPU 1, stream 7"],
+        *["Device without a number, no stream", "Device without a number, stream 3"],
+    ]
+
+
+@pytest.mark.parametrize(("unit", "ends"), [(1, [20, 31, 43, 70, 60, 90]), (2, [20, 31, 41, 70, 60, 90])])
+def test_overlaps_that_may_be_rounding_are_cut(unit: int, ends: list[int]) -> None:
+    start, end = np.array([10, 20, 31, 41, 41, 60]), np.array([20, 32, 43, 70, 60, 90])
+    assert _without_slivers(start, end, unit).tolist() == ends
+    assert end.tolist() == [20, 32, 43, 70, 60, 90]
 
 
 @pytest.fixture(scope="module")
@@ -360,7 +447,6 @@ def test_the_step_of_median_length_is_of_two_the_longer(lengths: tuple[int, ...]
     assert (step.name, step.duration_ns) == (f"step {chosen}", lengths[chosen] * US)
 
 
-@pytest.mark.slow
 def test_a_track_without_a_layer_has_none_beside_one_that_has() -> None:
     made = training().op("aten::elsewhere", 1100, 1200, thread=9)
 

@@ -202,3 +202,11 @@ def test_a_real_log() -> None:
     watch = perfnb.load(REAL)
     assert of(watch, "gpu0", "power_w") == [70.0, 68.0, 69.0, 270.0, 274.0, 278.0, 279.0, 277.0, 281.0]
     assert of(watch, "gpu0", "busy_percent") == [5.0, 11.0, 3.0, 10.0, 75.0, 86.0, 99.0, 86.0, 85.0]
+
+
+def test_only_a_time_of_day_continues_after_midnight(tmp_path: Path) -> None:
+    rows = ["2024010{} 23:59:59 0 10\n", "2024010{} 00:00:01 0 20\n"]
+    dated = log(tmp_path, "#Date Time gpu sm\n" + rows[0].format(2) + rows[1].format(1))  # in no order
+    assert (of(dated, "gpu0", "t_s"), of(dated, "gpu0", "busy_percent")) == ([0.0, 172_798.0], [20.0, 10.0])
+    undated = log(tmp_path, "#Time gpu sm\n" + "".join(row.partition(" ")[2] for row in rows))
+    assert (of(undated, "gpu0", "t_s"), of(undated, "gpu0", "busy_percent")) == ([0.0, 2.0], [10.0, 20.0])

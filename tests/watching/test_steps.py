@@ -11,7 +11,7 @@ import pytest
 from perfnb.attribution.attribution import attribute
 from perfnb.recording.recording import Recording, WatchRecord
 from perfnb.recording.schema import conform
-from perfnb.watching.steps import FEWEST_READINGS, steps_watched
+from perfnb.watching.steps import FEWEST_READINGS, _place, _window, steps_watched
 from perfnb.watching.summary import StepsWatched
 from tests.recordings import ByHand
 
@@ -105,3 +105,41 @@ def test_without_a_trace_there_are_passes_only() -> None:
     assert found.phases.empty
     assert found.by_phase.empty
     assert len(found.passes) == 2
+
+
+@pytest.mark.parametrize("lacking", ["start_s", "steps"])
+def test_without_times_of_steps_there_are_no_passes(lacking: str) -> None:
+    made = recording(np.arange(30.0), 1.0)
+    steps = made.steps.iloc[:0] if lacking == "steps" else made.steps.drop(columns="start_s")
+    found = watched(replace(made, steps=steps))
+    assert found.passes.empty
+    assert found.passes.columns.tolist() == ["pass", "start_s", "end_s", "steps"]
+    assert found.phases.empty
+
+
+def test_a_trace_of_other_steps_than_the_traced_ones_has_no_phases() -> None:
+    made = recording(np.arange(30.0), 1.0)
+    timed = made.steps.assign(**{"pass": pd.Categorical(["timed"] * 3, categories=["timed", "traced"])})
+    assert watched(replace(made, steps=timed)).phases.empty
+
+
+@pytest.mark.parametrize(
+    ("metric", "covered"),
+    [
+        ("busy_percent", [1, 1]),
+        ("power_w", [1, 1]),
+        ("cpu_percent", [0.25, 0.5]),
+        ("disk_read_bytes_per_s", [0.25, 0.5]),
+        ("memory_bytes", [0, 0]),
+    ],
+)
+def test_a_value_covers_the_time_over_which_it_is_averaged(metric: str, covered: list[float]) -> None:
+    assert _window(metric, np.array([0.25, 0.5])).tolist() == covered
+
+
+def test_a_reading_is_in_the_interval_that_holds_its_whole_window() -> None:
+    starts, ends = np.array([1.0, 5.0]), np.array([4.0, 9.0])
+    times = np.array([0.5, 1.0, 1.5, 2.0, 4.0, 4.5, 5.0, 6.0, 9.0, 9.5])
+    assert _place(times, np.full(10, 1.0), starts, ends).tolist() == [-1, -1, -1, 0, 0, -1, -1, 1, 1, -1]
+    assert _place(times, np.zeros(10), starts, ends).tolist() == [-1, 0, 0, 0, 0, -1, 1, 1, 1, -1]
+    assert _place(times[:2], np.zeros(2), starts[:0], ends[:0]).tolist() == [-1, -1]

@@ -44,11 +44,29 @@ def test_totals_are_integrals_over_the_windows() -> None:
     assert pd.isna(table.loc[("host", "cpu_percent"), "total"])
 
 
-def test_energy_is_a_difference_with_its_uncertainty() -> None:
-    frame = samples("gpu0", energy_j=[1000.0, 1050.0, 1100.0, 1150.0], power_w=[90.0, 100.0, 100.0, 110.0])
+@pytest.mark.parametrize(
+    ("power", "uncertainty"), [([90.0, 100.0, 100.0, 110.0], 20.0), ([None, 100.0, 100.0, 110.0], 21.0)]
+)
+def test_energy_is_a_difference_with_its_uncertainty(power: list[float | None], uncertainty: float) -> None:
+    frame = samples("gpu0", energy_j=[1000.0, 1050.0, 1100.0, 1150.0], power_w=power)
+    frame["t_s"] += 8.0
     row = machine_table(frame).loc[("gpu0", "energy_j")]
-    assert row["total"] == 150.0
-    assert row["uncertainty"] == pytest.approx(0.1 * (90 + 110))
+    assert (row["total"], row["uncertainty"]) == (150.0, pytest.approx(uncertainty))
+
+
+def test_energy_over_a_second_is_known() -> None:
+    frame = samples("gpu0", energy_j=[10.0, 10.0, 13.0])
+    frame["t_s"] += 8.0
+    assert machine_table(frame).loc[("gpu0", "energy_j"), "total"] == 3.0
+    frame.loc[2, "t_s"] -= 0.001
+    assert pd.isna(machine_table(frame).loc[("gpu0", "energy_j"), "total"])
+
+
+@pytest.mark.parametrize(("known", "total"), [(19, 9.5), (18, None)])
+def test_a_rate_that_was_known_for_95_percent_of_the_time_has_a_total(known: int, total: float | None) -> None:
+    values: list[float | None] = [None, *[1.0] * known, *[None] * (20 - known)]
+    found = machine_table(samples(disk_read_bytes_per_s=values)).loc[("host", "disk_read_bytes_per_s"), "total"]
+    assert (None if pd.isna(found) else found) == total
 
 
 @pytest.mark.parametrize(
@@ -79,6 +97,27 @@ def test_a_cgroup_that_limits_is_drawn_and_bounds_the_chart() -> None:
     assert [line.device for line in free.lines] == ["host"]
     assert [line.device for line in limited.lines] == ["cgroup", "host"]
     assert (limited.ceiling, limited.ceiling_word) == (150.0, "cgroup limit")
+
+
+@pytest.mark.parametrize(
+    ("facts", "ceiling"),
+    [
+        ({"host": {"memory_bytes": 100}}, (100, "installed")),
+        ({"host": {"memory_bytes": 100}, "cgroup": {"memory_limit_bytes": 50}}, (50, "cgroup limit")),
+        ({"host": {"memory_bytes": 100}, "cgroup": {"memory_limit_bytes": 200}}, (100, "installed")),
+        ({"host": {}, "cgroup": {"memory_limit_bytes": 50}}, (50, "cgroup limit")),
+        ({"host": {}}, (None, "")),
+        ({"gpu0": {"memory_bytes": 80}, "gpu1": {"memory_bytes": 80}}, (80, "installed")),
+        ({"gpu0": {"memory_bytes": 80}, "gpu1": {"memory_bytes": 40}}, (None, "")),
+        ({"gpu0": {"memory_bytes": 80}, "gpu1": {}}, (80, "installed")),
+    ],
+)
+def test_the_ceiling_of_memory_is_what_there_is_at_most(
+    facts: dict[str, dict[str, int]], ceiling: tuple[int | None, str]
+) -> None:
+    frame = pd.concat([samples(device, memory_bytes=[1.0, 2.0]) for device in facts])
+    (chart,) = charts_of(frame, facts)
+    assert (chart.ceiling, chart.ceiling_word) == ceiling
 
 
 def test_several_gpus_are_told_apart_by_their_numbers() -> None:
@@ -117,6 +156,16 @@ def summary_of(frame: pd.DataFrame, **facts: object) -> MachineSummary:
     record = WatchRecord(frame, conform(pd.DataFrame(), "marks"))
     devices = {str(name): {} for name in frame["device"].cat.categories}
     return machine_summary(record, {"interval_s": 0.5, "devices": devices, "ticks": 1, "missed": 0, **facts})
+
+
+def test_the_time_that_was_watched_and_the_cost_of_it() -> None:
+    frame = samples(load=[0.0] * 4)
+    frame["t_s"] += 7.0
+    summary = summary_of(frame, sampler_cpu_s=0.03, sampler_lived_s=2.0, running=True)
+    assert (summary.duration_s, summary.cost_percent, summary.running) == (1.5, pytest.approx(1.5), True)
+    assert summary_of(frame, sampler_cpu_s=0.0, sampler_lived_s=2.0).cost_percent == 0.0
+    assert summary_of(frame, sampler_cpu_s=0.1, sampler_lived_s=0.0).cost_percent is None
+    assert summary_of(frame, sampler_lived_s=2.0).cost_percent is None
 
 
 def test_gaps_are_those_between_readings_that_stand_alone() -> None:

@@ -19,10 +19,20 @@ from perfnb.draw.document import Document, Line, Picture, Series, Table, Value
 from perfnb.draw.palette import LINES
 from perfnb.recording.schema import METRICS, conform
 from perfnb.telemetry.metrics import METRIC_WORDS, unit_of
-from perfnb.watching.charts import Chart, ChartLine, on_grid
-from perfnb.watching.data import MOST_NUMBERS, MOST_POINTS, MOST_STRETCHES, history_data, lasted, line_mark, panel_data
+from perfnb.watching.charts import Chart, ChartLine, charts_of, on_grid
+from perfnb.watching.data import (
+    MOST_NUMBERS,
+    MOST_POINTS,
+    MOST_STRETCHES,
+    band_data,
+    history_data,
+    lasted,
+    line_mark,
+    panel_data,
+    row_data,
+)
 from perfnb.watching.summary import MachineSummary
-from perfnb.watching.view import watch_document
+from perfnb.watching.view import watch_document, watch_series
 from perfnb.watching.widget import FIRST_PUSHES, REPEATED_PUSHES, WatchWidget
 from tests.samples import texts
 from tests.samples.watching import DOCUMENTS
@@ -65,6 +75,9 @@ def machine(
     [
         (machine(cpu=200, own=18), "CPU saturated by others: host 200 %, you 18 %"),
         (machine(cpu=190, own=150), "CPU saturated: host 190 % of 200 %, you 150 %"),
+        (machine(cpu=180, own=180), "CPU saturated: host 180 % of 200 %, you 180 %"),
+        (machine(memory=15.25), "Memory near its limit: 15.2 GiB of 16.0 GiB, you 1.00 GiB"),
+        (machine(busy=[5.0]), "Nothing saturated: CPU 100 % of 200 %, GPU busy 5.0 %, memory 4.00 GiB of 16.0 GiB"),
         (machine(cpu=179), "Nothing saturated: CPU 179 % of 200 %, memory 4.00 GiB of 16.0 GiB"),
         (machine(memory=15.5), "Memory near its limit: 15.5 GiB of 16.0 GiB, you 1.00 GiB"),
         (machine(busy=[30.0]), "GPU starved: busy for 30 % of the time, while you used 50 % CPU"),
@@ -150,6 +163,39 @@ def test_lines_of_a_chart_differ_in_colour() -> None:
         lines: list[tuple[Line, ...]] = [part.lines for part in picture.static if isinstance(part, Series)]
         for own in lines:
             assert len({line.mark.colour for line in own}) == min(8, len(own))
+
+
+@pytest.mark.parametrize(
+    ("cpu", "title", "levels"), [(119, "CPU (all cores: 200 %)", {}), (120, "CPU", {"all cores": 2})]
+)
+def test_a_ceiling_is_drawn_from_60_percent_on(cpu: float, title: str, levels: dict[str, float]) -> None:
+    made = machine(cpu=cpu)
+    chart = next(watch_series(replace(made, charts=charts_of(made.samples, made.facts, ["cpu"]))))
+    assert (chart.title, chart.levels) == (title, levels)
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 2, 3])
+def test_up_to_two_gpus_have_figures_of_their_own(gpus: int) -> None:
+    figures = watch_document(machine(busy=[60.0, 70.0, 80.0][:gpus])).figures
+    of_gpus = [("GPU 0 busy", 0.6, "share", "median"), ("GPU 1 busy", 0.7, "share", "median")][: gpus % 3]
+    assert [(figure.label, figure.value, figure.unit, figure.basis) for figure in figures] == [
+        *of_gpus,
+        ("CPU of the process", 0.5, "share", "median"),
+        ("CPU of the host", 1.0, "share", "median, of 200 %"),
+        ("memory of the process", GIB, "bytes", "most"),
+    ]
+
+
+def test_every_mark_has_the_one_around_it() -> None:
+    marks = [("d", 1, 5.0, None), ("a", 0, 1.0, 9.0), ("c", 2, 2.0, 3.0), ("b", 1, 1.0, 4.0), ("e", 0, 9.5, 9.5)]
+    made = samples.summary(samples.rows_of(10.0), marks)
+    assert table_of(watch_document(made), "Marks, newest first").rows == [
+        ("e", "", 9500, 0, ""),
+        ("d", "a", 5000, "still running", ""),
+        ("c", "b", 2000, 1000, ""),
+        ("b", "a", 1000, 3000, ""),
+        ("a", "", 1000, 8000, ""),
+    ]
 
 
 def test_marks_say_what_they_are_inside() -> None:
@@ -294,6 +340,8 @@ def test_the_widget_s_state_is_fresh_only_where_everything_is_asked_for() -> Non
     fresh = json.loads(widget.get_state()["data"])
     assert len(fresh["history"]["devices"]["host"]["memory_bytes"][1]) == 40
     assert widget.data == before
+    widget.reload()
+    assert len(json.loads(widget.data)["history"]["devices"]["host"]["memory_bytes"][1]) == 40
     widget.finish(watch_document(samples.laptop(30.0)), "x")
     asked.clear()
     ended = json.loads(widget.get_state()["data"])
@@ -335,16 +383,6 @@ def test_chunks_repeat_what_was_pushed_before_and_marks_come_once() -> None:
     assert widget.chunk == ""
 
 
-def test_phases_are_told_as_they_lie() -> None:
-    made = samples.profiled()
-    assert made.steps is not None
-    steps, phases = history_data(made)["steps"], made.steps.phases
-    assert np.cumsum(steps["start"]) / 1e6 == pytest.approx(phases["start_s"].to_numpy(), abs=1e-6)
-    words = [steps["phases"][place]["word"] for place in steps["phase"]]
-    assert words[:3] == ["data", "host to device", "forward"]
-    assert sum(steps["placed"]) == phases["placed"].sum()
-
-
 def test_of_very_many_phases_those_that_were_seen_are_kept() -> None:
     made = samples.profiled()
     assert made.steps is not None
@@ -356,10 +394,20 @@ def test_of_very_many_phases_those_that_were_seen_are_kept() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0, "0 s"), (42.5, "42.5 s"), (125, "2:05 min"), (3599.7, "1:00:00 h"), (90_000, "25:00:00 h")],
+    [
+        *[(0, "0 s"), (0.099, "99.0 ms"), (0.1, "0.1 s"), (42.5, "42.5 s"), (59.9, "59.9 s"), (60, "1:00 min")],
+        *[(125, "2:05 min"), (3599.4, "59:59 min"), (3599.5, "1:00:00 h"), (90_000, "25:00:00 h")],
+    ],
 )
 def test_how_long(seconds: float, words: str) -> None:
     assert lasted(seconds) == words
+
+
+def test_times_are_sent_in_milliseconds() -> None:
+    values = {"cpu_percent": 1.0, "unknown metric": 2.0}
+    assert row_data("host", 1.23456, 0.49949, values) == ["host", 1.235, 0.499, {"cpu_percent": 1}]
+    assert row_data("host", 0.0, None, {}) == ["host", 0, None, {}]
+    assert band_data("a", 1, 1.23456, 2.34567, "more") == ["a", 1, 1.235, 2.346, "more"]
 
 
 def test_an_empty_frame_of_samples_is_no_error() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 import pytest
@@ -17,10 +18,12 @@ import torch
 
 import perfnb
 from perfnb.draw.document import Table
+from perfnb.draw.documented import Documented
 from perfnb.profile.report import report_document
 from perfnb.recording.schema import SCHEMA
 from perfnb.telemetry.history import MOST_MARKS, Marks
 from perfnb.watching.watch import CellMarks, LivePanel
+from tests.fake_clock import FakeClock
 from tests.waiting import wait_until
 from tests.watching import watch_samples
 
@@ -46,26 +49,195 @@ def read_again(w: perfnb.Watch, times: int = 3) -> None:
     wait_until(lambda: len(w.samples) >= before + times * devices)
 
 
-@pytest.mark.slow
-def test_a_watch_gives_samples_marks_and_a_summary() -> None:
-    with perfnb.watch(0.05) as w:
-        with w.mark("outer"), w.mark("epoch 1"):
-            read_again(w)
-        with w.mark("epoch 2"):
-            read_again(w)
+class _Sampler:
+    """In the place of the sampler's process: it reads when a test says so."""
 
+    def __init__(self, interval_s: float, taker: Any, pid: int) -> None:
+        self.ended, self.asked_to_end, self.taker = False, False, taker
+        devices = {"host": {"cpus": 4, "memory_bytes": 2**30}}
+        self.tell({"hello": {"devices": devices, "absent": {"GPU": "GPU: no driver"}, "zero_ns": 10**9}})
+        self.read(0.0, 20.0)
+
+    def tell(self, message: Any) -> None:
+        self.taker()(message)
+
+    def read(self, at_s: float, cpu_percent: float) -> None:
+        before = 10**9 + round(at_s * 1e9)
+        rows = [["host", before, before + 1000, {"cpu_percent": cpu_percent}]]
+        self.tell({"rows": rows, "due": before, "missed": 0, "cpu": 0})
+
+    def end(self) -> None:
+        self.ended = True
+
+    def last_words(self) -> str:
+        return ""
+
+
+@pytest.fixture
+def by_hand(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> Iterator[Callable[..., perfnb.Watch]]:
+    """Yield a function that starts a watch whose sampler reads when a test says so."""
+    monkeypatch.setattr("perfnb.telemetry.watcher.SamplerProcess", _Sampler)
+    started: list[perfnb.Watch] = []
+
+    def start(**given: Any) -> perfnb.Watch:
+        started.append(perfnb.watch(0.5, **given))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()
+
+
+def sampler_of(w: perfnb.Watch) -> _Sampler:
+    assert w._watcher is not None
+    process: Any = w._watcher._process
+    return process
+
+
+def test_a_watch_gives_samples_marks_and_a_summary(by_hand: Callable[..., perfnb.Watch], clock: FakeClock) -> None:
+    w = by_hand(metrics="cpu, memory")
+    sampler = sampler_of(w)
+
+    def read(at_s: float, cpu_percent: float) -> None:
+        clock.now_ns = 10**9 + round((at_s + 0.25) * 1e9)
+        sampler.read(at_s, cpu_percent)
+
+    clock.now_ns = 10**9 + 10**8
+    assert w.running
+    assert w._line() == "running, every 0.5 s, 1 reading"
+    with w.mark("outer"):
+        with w.mark("epoch 1"):
+            read(0.5, 10.0)
+            read(1.0, 30.0)
+        with w.mark("cell 5"):
+            read(1.5, 50.0)
+    with w.mark("short"):
+        pass
+    sampler.tell({"note": "a note"})
+    with w.mark("epoch 1"):
+        read(2.0, 70.0)
+        assert w.summary("epoch 1").loc[("host", "cpu_percent"), "readings"] == 3  # it has not ended
+    read(2.5, 90.0)
+    w.stop()
+    w.stop()
+
+    assert (w.running, w._line()) == (False, "stopped, every 0.5 s, 6 readings")
+    assert w.notes == ("GPU: no driver", "a note")
     samples = w.samples
     assert list(samples.columns) == list(SCHEMA["samples"])
-    assert {"host", "process"} <= set(samples["device"])
-    assert set(samples["mark"].dropna()) == {"epoch 1", "epoch 2"}
-    assert w.marks["name"].tolist() == ["outer", "epoch 1", "epoch 2"]
-    assert w.marks["depth"].tolist() == [0, 1, 0]
-    whole, part = w.summary(), w.summary("epoch 1")
-    assert whole.loc[("process", "memory_bytes"), "max"] > 1e7
-    assert 0 < part.loc[("process", "memory_bytes"), "readings"] < whole.loc[("process", "memory_bytes"), "readings"]
-    with pytest.raises(ValueError, match="there is no mark 'epoch 3': did you mean 'epoch 2' or 'epoch 1'"):
+    marks = samples["mark"].astype(object)
+    assert marks.where(marks.notna(), None).tolist() == [None, "epoch 1", "epoch 1", "cell 5", "epoch 1", None]
+    assert w.marks["name"].tolist() == ["outer", "epoch 1", "cell 5", "short", "epoch 1"]
+    assert w.marks["depth"].tolist() == [0, 1, 1, 0, 0]
+    figures = {
+        mark: w.summary(mark).loc[("host", "cpu_percent"), ["median", "max", "readings"]].tolist()
+        for mark in (None, "outer", "epoch 1", 5)
+    }
+    assert figures == {None: [40, 90, 6], "outer": [30, 50, 3], "epoch 1": [30, 70, 3], 5: [50, 50, 1]}
+    with pytest.raises(ValueError, match=r"^there is no mark 'epoch 3': did you mean 'epoch 1' or 'cell 5'\?$"):
         w.summary("epoch 3")
-    assert "stopped" in repr(w)
+    with pytest.raises(ValueError, match=r"^there is no mark 'zzzzz'; see `marks` for all of them\.$"):
+        w.summary("zzzzz")
+    with pytest.raises(ValueError, match=r"^the mark 'short' contains no readings, because it is shorter"):
+        w.summary("short")
+    assert [chart.key for chart in w._summary().charts] == ["cpu"]
+    assert [text.get_text() for text in w.plot("memory").texts] == ["Nothing to draw."]
+    assert w.plot("cpu").texts == []
+    w.meta["notes"].append("changed")
+    assert w.notes == ("GPU: no driver", "a note")
+
+
+class _Panel:
+    """In the place of a live panel: what it was told."""
+
+    made: ClassVar[list[_Panel]] = []
+
+    def __init__(self, summary: Any, wanted: Any, noted: int) -> None:
+        self.told: list[Any] = [wanted, noted]
+        self.made.append(self)
+
+    def push(self, rows: Any, marks: Any, notes: Any) -> None:
+        self.told.append((len(rows), len(marks.all()), list(notes)))
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda: self.told.append(name)
+
+
+def test_a_watch_is_live_at_the_last_four_places_that_show_it(
+    by_hand: Callable[..., perfnb.Watch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfnb.watching.watch.LivePanel", _Panel)
+    monkeypatch.setattr("perfnb.watching.watch.in_notebook", lambda: True)
+    monkeypatch.setattr(_Panel, "made", made := [])
+    static: list[Any] = []
+    monkeypatch.setattr(Documented, "_ipython_display_", lambda self: static.append(self))
+    w = by_hand(metrics=["cpu"])
+    sampler = sampler_of(w)
+    sampler.tell({"note": "known"})
+    w._ipython_display_()
+    number = w._start_cell("cell 1")
+    sampler.read(0.5, 10.0)
+    w._end_cell(number)
+    assert w._watcher is not None
+    w._watcher.renamed += 1
+    sampler.read(1.0, 10.0)
+    sampler.read(1.5, 10.0)
+    pushed = (1, 1, ["known"])
+    assert made[0].told == [["cpu"], 1, "show", pushed, "refresh", "reload", pushed, pushed]
+    for _ in range(4):
+        w._ipython_display_()
+    assert [panel.told[-1] for panel in made] == ["finish", "show", "show", "show", "show"]
+    number = w._start_cell("cell 2")
+    sampler.ended = True
+    w._end_cell(number)  # the sampler has ended by itself
+    assert [panel.told[-1] for panel in made] == ["finish"] * 5
+    assert not static
+    w._ipython_display_()
+    assert static == [w]
+    monkeypatch.setattr("perfnb.watching.watch.in_notebook", lambda: False)
+    other = by_hand()
+    other._ipython_display_()
+    assert static == [w, other]
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_panel_has_a_static_twin_that_comes_first(
+    by_hand: Callable[..., perfnb.Watch], monkeypatch: pytest.MonkeyPatch, live: bool
+) -> None:
+    shown: list[Any] = []
+
+    class Handle:
+        def __init__(self, display_id: str) -> None:
+            self.display_id = display_id
+
+        def display(self, bundle: Any, raw: bool) -> None:
+            shown.append(self.display_id)
+
+    monkeypatch.setattr("IPython.display.DisplayHandle", Handle)
+    monkeypatch.setattr("IPython.display.display", lambda bundle, raw: shown.append(bundle))
+    bundle = {"view": 1}
+    monkeypatch.setattr("perfnb.watching.watch.live_bundle", lambda make, name: make(name) and bundle if live else None)
+    w = by_hand()
+    panel = LivePanel(w._summary, ["cpu"], 0)
+    panel.show()
+
+    assert shown == [f"perfnb-{panel._id}", *[bundle] * live]
+    if live:
+        data = json.loads(panel._widget.data)
+        assert (data["id"], [chart["key"] for chart in data["charts"]]) == (panel._id, ["cpu"])
+
+
+def test_a_watch_that_cannot_start_leaves_no_sampler(
+    by_hand: Callable[..., perfnb.Watch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[_Sampler] = []
+    monkeypatch.setattr(
+        "perfnb.telemetry.watcher.SamplerProcess", lambda *given: (made.append(_Sampler(*given)), made[0])[1]
+    )
+    monkeypatch.setattr(CellMarks, "start", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        by_hand()
+    assert made[0].ended
 
 
 def test_frames_are_the_readers_own() -> None:
@@ -76,33 +248,11 @@ def test_frames_are_the_readers_own() -> None:
     assert w.samples["t_s"].max() > 0
 
 
-@pytest.mark.slow
-def test_stopping_twice_and_asking_while_it_runs() -> None:
-    w = perfnb.watch(0.05)
-    read_again(w)
-    assert w.running
-    assert len(w.samples)
-    w.stop()
-    w.stop()
-    assert not w.running
-
-
 def test_an_exception_reaches_the_user_and_the_watch_ends() -> None:
     with pytest.raises(ZeroDivisionError), perfnb.watch(0.05) as w, w.mark("bad"):
         1 / 0  # noqa: B018
     assert not w.running
     assert w.marks["end_s"].notna().all()
-
-
-@pytest.mark.slow
-def test_an_absent_source_is_said_in_words_and_is_no_zero() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    with perfnb.watch(0.05) as w:
-        read_again(w)
-    assert any(note.startswith("GPU: ") for note in w.notes)
-    assert w.samples["busy_percent"].isna().all()
-    assert w.samples["power_w"].isna().all()
 
 
 @pytest.mark.slow
@@ -164,19 +314,6 @@ def test_a_watch_that_nobody_holds_ends() -> None:
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("interval", ["fast", None, True])
-def test_an_interval_that_is_no_number_is_refused(interval: object) -> None:
-    with pytest.raises(TypeError, match="interval_s must be a number of seconds, not"):
-        perfnb.watch(interval)  # type: ignore[arg-type]
-
-
-@pytest.mark.slow
-def test_metrics_in_one_text() -> None:
-    with perfnb.watch(0.05, metrics="cpu, memory") as w:
-        read_again(w)
-    assert [chart.key for chart in w._summary().charts] == ["cpu", "memory"]
-
-
 def test_marks_that_were_dropped_are_told_of() -> None:
     with perfnb.watch(0.5) as w:
         for number in range(MOST_MARKS + 1):
@@ -193,19 +330,6 @@ def test_a_mark_after_the_end_is_not_kept_and_that_is_said() -> None:
     assert w.marks.empty
 
 
-@pytest.mark.slow
-def test_a_cell_may_be_asked_for_by_its_number_and_a_short_mark_has_no_figures() -> None:
-    with perfnb.watch(0.3) as w:
-        with w.mark("cell 5"):
-            read_again(w)
-        with w.mark("short"):
-            pass
-        read_again(w)
-    assert len(w.summary(5)) == len(w.summary("cell 5")) > 0
-    with pytest.raises(ValueError, match="the mark 'short' contains no readings"):
-        w.summary("short")
-
-
 @pytest.mark.parametrize("metrics", [[], 3, ""])
 def test_metrics_that_are_none(metrics: object) -> None:
     with pytest.raises(ValueError, match="metric"):
@@ -215,16 +339,6 @@ def test_metrics_that_are_none(metrics: object) -> None:
 def test_whether_a_profile_is_watched_is_yes_or_no() -> None:
     with pytest.raises(TypeError, match="watch must be True or False, not 'no'"):
         perfnb.profile_step(lambda: None, watch="no")  # type: ignore[arg-type]
-
-
-@pytest.mark.slow
-def test_a_picture_of_nothing_says_so() -> None:
-    with perfnb.watch(0.05) as w:
-        read_again(w)
-    assert [text.get_text() for text in w.plot("gpu").texts] == (
-        ["Nothing to draw."] if not torch.cuda.is_available() else []
-    )
-    assert type(w.plot("cpu")).__name__ == "Figure"
 
 
 class _Shell:
