@@ -358,6 +358,14 @@ def test_what_is_no_model_is_refused_in_one_sentence(model: Any) -> None:
         chosen_models(model)
 
 
+def test_models_are_given_alone_in_a_list_or_by_name() -> None:
+    one, other = nn.ReLU(), nn.Tanh()
+    assert chosen_models(None) == (None, {})
+    assert chosen_models(one) == ([one], {})
+    assert chosen_models((one, other)) == ([one, other], {})
+    assert chosen_models({"a": one, "b": other}) == ([one, other], {"a": one, "b": other})
+
+
 def test_a_module_whose_getattr_raises_has_a_layer() -> None:
     class Strict(nn.Module):
         def __init__(self) -> None:

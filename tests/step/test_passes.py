@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +15,8 @@ import pytest
 import torch
 from torch import nn
 
+from perfnb.errors import CaptureError
+from perfnb.step import tracer as tracer_module
 from perfnb.step.arithmetic import OpCall
 from perfnb.step.budget import Plan
 from perfnb.step.capture import Capture
@@ -20,7 +25,7 @@ from perfnb.step.pass_order import _named, _runs_compiled, capture_step, count_s
 from perfnb.step.session import MOST_STEPS, FirstStep, Session
 from perfnb.step.steps import Passes, StepRunner
 from perfnb.step.to_recording import recording_of, with_later
-from perfnb.step.tracer import Tracer
+from perfnb.step.tracer import Costs, Tracer, quiet_kineto
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -319,3 +324,98 @@ def test_telemetry_begins_with_the_first_step(monkeypatch: pytest.MonkeyPatch) -
         recording = recording_of(Capture(steps=[executed("timed", 6_000, 3)]), "some")
         assert with_later(recording, Capture(steps=steps), watcher).meta["watch"] == {"every": 1}
         assert seen.pop() == ("columns", [], shift)
+
+
+def test_the_outermost_calls_are_sampled_with_whether_they_are_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inner, loss = nn.Linear(2, 2), nn.Tanh(), nn.MSELoss()
+    given: list[Any] = []
+
+    class Sampler:
+        def __init__(self, outermost: Any) -> None:
+            given.extend(outermost)
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *exc_info: object) -> None: ...
+
+        def step(self) -> Any:
+            return nullcontext()
+
+    monkeypatch.setattr("perfnb.step.session.StackSampler", Sampler)
+    wanted: list[bool] = []
+
+    def passes(worth: bool, affordable: int) -> Passes[Capture]:
+        with Session(Plan(warmup=1, steps=2), None) as session:
+            yield from session.time((yield from session.warm_up()))
+            session.calls.records += [(0, model, None), (1, inner, 0), (2, loss, None), (3, model, None)]
+            session.calls.loss.add(2)
+            monkeypatch.setattr(Plan, "briefly_sampled_steps", lambda *_: affordable)
+            yield from session.sample_if(lambda capture: wanted.append(worth) or worth)
+            assert (session.capture.sampler is None) == (not worth or not affordable)
+            return session.capture
+
+    timed = ["warmup", "timed", "timed"]
+    assert driven(passes(True, 2), gc.isenabled) == [*timed, "sampled", "sampled"]
+    assert given == [(model, False), (loss, True)]
+    assert driven(passes(False, 2), gc.isenabled) == driven(passes(True, 0), gc.isenabled) == timed
+    assert wanted == [True, False]
+
+
+def profiled(error: type[BaseException] | None) -> bool:
+    """Run a profiler inside a session of perfnb's, whose step may fail."""
+    with Tracer():
+        with torch.profiler.profile():
+            torch.ones(2)
+        if error is not None:
+            raise error
+    return True
+
+
+def test_a_profiler_inside_the_step_is_refused_unless_the_step_failed() -> None:
+    with pytest.raises(CaptureError, match="profilers do not nest"):
+        profiled(None)
+    with pytest.raises(KeyError):
+        profiled(KeyError)
+    with torch.profiler.profile(), pytest.raises(CaptureError, match="profilers do not nest"), Tracer():
+        pass
+
+
+def test_a_trace_that_cannot_be_exported_exactly_lacks_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Tracer(memory=True) as tracer, torch.profiler.record_function("grün"):
+        kept = torch.ones(1000)
+    del kept
+    changes = tracer.memory_changes()
+    assert (4000, "cpu") in {(size, device) for _, size, device in changes}
+    assert changes == sorted(changes)
+
+    def old(self: Any, path: str, **options: Any) -> None:
+        if options:
+            raise TypeError("no such option")
+        Path(path).write_text('{"traceEvents": [%s]}' % ("" if broken else EVENT))
+
+    monkeypatch.setattr("torch.profiler._KinetoProfile.export_chrome_trace", old)
+    broken = False
+    assert tracer_module._decoded(tracer).names == ["unknown"]
+    broken = True
+    with pytest.raises(CaptureError, match="cannot export this trace"):
+        tracer.export(exact=True)
+    tracer.close()
+
+
+EVENT = '{"ph": "X", "cat": "user_annotation", "name": "unknown", "pid": 1, "tid": 1, "ts": 5, "dur": 3}'
+
+
+def test_the_cost_of_tracing_is_the_least_of_each_and_not_below_zero() -> None:
+    assert Costs(3.0, 8.0).least(Costs(4.0, 5.0)) == Costs(3.0, 5.0)
+    assert Costs(3.0, 8.0).beyond(Costs(4.0, 5.0)) == Costs(0.0, 3.0)
+
+
+@pytest.mark.parametrize("own", [None, "3"])
+def test_the_profiler_is_quiet_unless_the_user_wants_lines(own: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KINETO_LOG_LEVEL", raising=False)
+    if own:
+        monkeypatch.setenv("KINETO_LOG_LEVEL", own)
+    with quiet_kineto():
+        assert os.environ["KINETO_LOG_LEVEL"] == (own or "99")
+    assert os.environ.get("KINETO_LOG_LEVEL") == own
