@@ -189,14 +189,18 @@ def test_a_compiled_function_in_a_variable_is_compiled_code() -> None:
 
 @pytest.mark.parametrize("collects", [True, False])
 def test_counted_steps_run_without_the_garbage_collector(collects: bool) -> None:
-    seen: list[bool] = []
+    seen: list[tuple[bool, bool]] = []
     model, was = nn.Linear(2, 2), gc.isenabled()
 
     def step(batch: torch.Tensor) -> None:
-        seen.append(gc.isenabled())
+        seen.append((gc.isenabled(), before() is None))
         model(batch)
 
     (gc.enable if collects else gc.disable)()
+    cycle = nn.Tanh()
+    cycle.itself = [cycle]
+    before = weakref.ref(cycle)
+    del cycle
     try:
         capture = count_step(step, [torch.ones(1, 2)], warmup=2, namespace={"model": model})
         after = gc.isenabled()
@@ -206,7 +210,7 @@ def test_counted_steps_run_without_the_garbage_collector(collects: bool) -> None
 
     passes = [each.pass_name for each in capture.steps]
     assert passes == ["warmup", "warmup", "lead_in", "traced", "lead_in", "counted", "counted"]
-    assert (seen, after) == ([False] * 7, collects)
+    assert (seen, after) == ([(False, True)] * 7, collects)
     assert [layer.name for layer in capture.layers] == ["model"]
     assert capture.arithmetic is not None
     assert sum(call.flops or 0 for call in capture.arithmetic[0]) == 2 * 2 * 2
@@ -254,16 +258,25 @@ def test_ceilings_are_measured_where_most_of_the_arithmetic_is(
 
 def test_a_long_second_step_of_the_warm_up_counts_as_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plan, "steps_are_long", lambda *_: True)
-    said: list[Any] = []
+    said, calls = list[Any](), list[int]()
 
     def passes() -> Passes[Capture]:
         with Session(Plan(warmup=2, steps=3), None, progress=lambda *words: said.append(words)) as session:
             warm = yield from session.warm_up()
             assert len(warm) == 1
             assert len((yield from session.time(warm))) == 3
+            noise = session.capture.meta["noise"]
+            assert {step for step, _ in noise["gc_pauses"]} >= {2}
+            assert 0 < noise["gc_share"] <= 1
+            assert not session.capture.meta["timed_cut_short"]
             return session.capture
 
-    assert driven(passes(), lambda: torch.ones(2).sum()) == ["warmup", "timed", "timed", "timed"]
+    def step() -> None:
+        calls.append(len(calls))
+        if len(calls) == 4:
+            gc.collect()
+
+    assert driven(passes(), step) == ["warmup", "timed", "timed", "timed"]
     assert [words[:3] for words in said] == [("warmup", 1, 2), ("warmup", 2, 2), ("timed", 1, 2), ("timed", 2, 2)]
 
 
