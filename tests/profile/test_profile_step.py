@@ -278,8 +278,12 @@ def test_a_step_that_runs_out_of_memory_has_an_incomplete_profile(
 def test_ceilings_that_a_layer_exceeds_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     recording = ByHand().step(0, 9).recording(ceilings={"on": "cpu", "bytes_per_s": 1.0})
-    again = {"bytes_per_s": 2.0}
-    monkeypatch.setattr("perfnb.step.ceilings.measure_ceilings", lambda *args, refresh: asked.append(args) or again)
+
+    def measured(*args: Any, refresh: bool) -> dict[str, float]:
+        asked.append((*args, refresh))
+        return {"bytes_per_s": 2.0}
+
+    monkeypatch.setattr("perfnb.step.ceilings.measure_ceilings", measured)
 
     def profile(roofline: Any) -> Any:
         return SimpleNamespace(_analysis=SimpleNamespace(roofline=roofline), _recording=recording, _kept=None)
@@ -288,7 +292,7 @@ def test_ceilings_that_a_layer_exceeds_are_measured_again(monkeypatch: pytest.Mo
         assert profiling._under_right_ceilings(fine) is fine
     refuted = profile(SimpleNamespace(refuted=["net"], peaks={"float32": 1.0}))
     assert profiling._under_right_ceilings(refuted).meta["ceilings"] == {"on": "cpu", "bytes_per_s": 2.0}
-    assert asked == [({"float32": 1.0}, "cpu")]
+    assert asked == [({"float32": 1.0}, "cpu", True)]
     assert recording.meta["ceilings"]["bytes_per_s"] == 1.0
 
 

@@ -272,6 +272,8 @@ def test_other_threads_and_precisions_are_other_ceilings(rates: list[float]) -> 
         b'{"format": 1, "machines": {"KEY": {"bytes_per_s": "fast"}}}',
         b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [NaN, "now", 0]}}}',
         b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [-5, "now", 0]}}}',
+        b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [0, "now", 0]}}}',
+        b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [5.0, "now", -0.1]}}}',
         b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [true, "now", 0]}}}',
         b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [1' + b"0" * 400 + b', "now", 0]}}}',
         b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [5.0]}}}',
