@@ -10,7 +10,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +23,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import perfnb
 from perfnb.errors import CaptureError
 from perfnb.step import compiler
-from perfnb.step.layers import LayerSpans
 from perfnb.step.memory import storages
 from tests.step.models import three_linears, training_step
 from tests.step.timed import traced_ms
@@ -959,16 +957,6 @@ def test_a_model_runs_without_hooks_if_they_would_make_torch_compile_it_again_an
         p = profiled(Breaks(last), profile_of)
         assert 1 in seen
         assert p.layers.loc["compiled.between", "calls"] == 1
-
-
-def test_hooks_that_were_removed_while_a_compiled_model_ran_stay_removed() -> None:
-    from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
-
-    spans = LayerSpans()
-    with ExitStack() as stack, spans:
-        stack.enter_context(spans._without_hooks())
-    assert not _global_forward_hooks
-    assert not _global_forward_pre_hooks
 
 
 def test_the_line_of_an_operation_is_the_users_even_if_torch_was_called_through_a_mode() -> None:
