@@ -12,7 +12,13 @@ import pytest
 
 from perfnb.compiled.runs import region_runs
 from perfnb.compiled.tab import _happened, _lines, compiled_document, compiled_verdict
-from perfnb.compiled.tables import CompiledSummary, compiled_summary, fused_ms, region_table
+from perfnb.compiled.tables import (
+    CompiledSummary,
+    compiled_kernel_table,
+    compiled_summary,
+    fused_ms,
+    region_table,
+)
 from perfnb.recording.compiled_layers import CompiledCode, with_compiled_regions
 from perfnb.recording.recording import Recording
 from tests.recording.test_compiled_layers import BACK, SHARED, backward, net, region
@@ -71,6 +77,34 @@ def test_times_around_the_backward_pass_of_each_region() -> None:
     assert us["back_gap_ns"].tolist() == pytest.approx([10, np.nan] * 2, nan_ok=True)
 
 
+def test_a_nested_region_has_its_own_time_and_accumulation_is_no_gap() -> None:
+    hand = ByHand().step(0, 500)
+    root, *_ = net(hand)
+    hand.call(root, 5, 120)
+    region(hand, 10, 5)
+    hand.op("TorchDynamo Cache Lookup", 104.5, 105).op("Torch-Compiled Region: 1/0", 106, 109)
+    region(hand, 130, 6, "2/0")
+    backward(hand, 250, 6)
+    hand.node("torch::autograd::AccumulateGrad", 311, 318, -1)
+    backward(hand, 320, 5)
+    recording = with_compiled_regions(hand.recording(), [SHARED, BACK], [CompiledCode(f"{n}/0") for n in range(3)])
+    assert recording.compiled is not None
+
+    found = region_runs(recording, recording.compiled)
+
+    assert found["group"].tolist() == [0, 0, 2]
+    assert found["has_graph"].tolist() == [True, False, True]
+    us = found.select_dtypes("number") / 1000
+    assert us["own_ns"].tolist() == [98 - 3, 3, 98]
+    assert us["lookup_ns"].tolist() == [2, 0.5, 2]
+    assert us["kernel_ns"].tolist() == [60, 0, 60]
+    assert us["gap_ns"].tolist() == pytest.approx([106 - 104, 132 - 106, np.nan], nan_ok=True)
+    assert us["rest_ns"].tolist() == [2, 110 - 106, 230 - 224]
+    assert us["back_gap_ns"].tolist() == pytest.approx([10 - 7, np.nan, np.nan], nan_ok=True)
+    (left, inside, last) = region_table(recording)["ms"].loc[["0/0", "1/0", "2/0"]]
+    assert (left, inside, last) == pytest.approx((0.095, 0.003, 0.098))
+
+
 def test_regions_have_their_times_per_step() -> None:
     table = region_table(two_steps())
     assert table.index.tolist() == ["0/0", "1/0"]
@@ -111,6 +145,8 @@ def test_a_layer_shares_the_kernels_that_others_have_a_part_of() -> None:
     assert np.isnan(fused_ms(unknown)).tolist() == [True] * 4
     assert compiled_summary(unknown) is None
     assert region_table(unknown).empty
+    assert compiled_kernel_table(unknown).empty
+    assert compiled_kernel_table(two_steps()).equals(compiled_summary(two_steps()).kernels)  # type: ignore[union-attr]
 
 
 def regions(*rows: tuple[Any, ...]) -> pd.DataFrame:
@@ -192,3 +228,22 @@ def test_regions_come_first_if_one_broke_or_was_compiled_again() -> None:
     assert keys(two_steps()) == ["regions", "compiled_kernels"]
     assert keys(two_steps(broke="")) == ["compiled_kernels", "regions"]
     assert keys(two_steps(broke=""), "x == 3") == ["regions", "compiled_kernels"]
+
+
+def test_the_figures_are_sums_over_regions_and_kernels() -> None:
+    made = regions((None, None, 1, 3, None, 6.0, 1.0), (None, None, 1, 3, None, 4.0, 1.0))
+    made = made.assign(lookup_ms=[0.5, 0.25], compile_s=[2.0, 1.5], recompiled=None, function="f", line="a.py:1")
+    kernels = compiled_summary(two_steps()).kernels  # type: ignore[union-attr]
+    shares = pd.DataFrame({"kernel": pd.Series(dtype="int64"), "layer": [], "share": pd.Series(dtype="float64")})
+
+    def figures(on_gpu: bool, count: int) -> list[tuple[str, float | None, str]]:
+        summary = CompiledSummary(kernels.iloc[:count], made.rename_axis("region"), shares, on_gpu)
+        return [(each.label, each.value, each.basis) for each in compiled_document(summary).figures]
+
+    per_step = "per traced step"
+    rest = [("checking guards", 0.75, per_step), ("compiling", 3500.0, "once")]
+    own = [("forward regions", 10.0, f"{per_step}, on the host")]
+    assert figures(False, 0) == own + rest
+    both = ("kernels", pytest.approx(0.1), f"{per_step}, forward and backward")
+    assert figures(False, 2) == [*own, both, *rest]
+    assert figures(True, 2)[1][2] == f"{per_step}, forward and backward, on the GPU"

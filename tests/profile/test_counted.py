@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pandas as pd
+import pytest
 
 from perfnb.profile.analysis import Analysis
+from perfnb.profile.layers import with_fused
 from perfnb.recording.recording import ArithmeticRecord, Recording
 from perfnb.recording.schema import SCHEMA
 from tests.attribution.test_arithmetic import calls_of
+from tests.recording.test_compiled_layers import of_one_step
 from tests.recordings import ByHand
 
 FLOPS = ["forward_flops", "backward_flops", "recompute_flops"]
@@ -145,3 +148,41 @@ def test_a_counted_step_without_operators_has_zeros_for_layers_that_ran() -> Non
     }
     assert {tuple(row) for name, row in found.items() if "(" not in name} == {(0, 0, 0, 0)}
     assert ops[["flops", "bytes"]].isna().all(axis=None)
+
+
+def test_layers_have_the_peak_while_they_or_their_backward_pass_ran_and_what_they_save() -> None:
+    hand = ByHand().step(0, 1000)
+    model = hand.layer("model")
+    inner = hand.layer("model.inner", model)
+    leaf = hand.layer("model.inner.leaf", inner)
+    other = hand.layer("other")
+    hand.layer("idle")
+    hand.call(model, 0, 400).call(inner, 100, 300).call(leaf, 120, 200).op("aten::mm", 130, 190, 1)
+    hand.node("MmBackward0", 500, 600, 1).call(other, 700, 1000)
+    hand.block(450, 460, 1, 1000).block(150, 250, 2, 300).block(550, 560, 3, 700).block(350, 360, 4, 900)
+    hand.block(800, None, 5, 20).block(180, 561, 6, 64)
+
+    assert rows_of(Analysis(hand.recording()).layers, ["activation_bytes", "peak_bytes"]) == {
+        "model": [64, 964],  # in forward, outside of its layers
+        "model.inner": [64, 764],  # in the backward pass of the layer inside
+        "model.inner.leaf": [64, 764],
+        "other": [0, 20],
+        "idle": [None, None],
+    }
+
+
+def test_a_layer_has_the_time_of_kernels_that_it_shares_but_no_more_than_its_own() -> None:
+    recording = of_one_step()
+    layers = Analysis(recording).layers
+    fused = {"net": 0.0, "net.block": 0.0, "net.block.inner": 0.01}
+    assert layers["fused_ms"].iloc[:3].to_dict() == pytest.approx(fused)
+    short = layers.assign(total_ms=pd.array([0.1, 0.1, 0.004, None], dtype="Float64"))
+    again = with_fused(short, recording)["fused_ms"]
+    assert again.iloc[:3].tolist() == pytest.approx([0.0, 0.0, 0.004])
+    assert pd.isna(again.iloc[3])
+    assert with_fused(short, replace(recording, compiled=None)) is short
+
+
+def test_a_recording_without_traced_steps_has_no_share_of_the_host() -> None:
+    recording = ByHand().step(0, 9).recording()
+    assert Analysis(replace(recording, events=recording.events.iloc[:0])).host_share == 0.0

@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
 from perfnb import shell
 from perfnb.profile import display
+from perfnb.profile.report import report_document
 from tests import summaries
 from tests.samples import texts
 from tests.samples.profile import DOCUMENTS
@@ -78,7 +80,6 @@ def test_the_views_load_neither_torch_nor_a_drawing_or_notebook_package():
 
 
 def test_the_widget_describes_itself_in_a_line():
-    from perfnb.profile.report import report_document
     from perfnb.profile.widget import ReportWidget
 
     widget = ReportWidget(report_document(summaries.small_cnn()), "a")
@@ -87,6 +88,56 @@ def test_the_widget_describes_itself_in_a_line():
     assert bundle[VIEW]["model_id"] == widget.model_id
     assert {"data", "_esm", "_css"} <= set(widget.get_state())
     widget.close()
+
+
+def test_a_page_that_asks_for_the_whole_timeline_gets_it_while_there_is_one(monkeypatch):
+    from perfnb.profile.widget import ReportWidget
+
+    made, sent = [b"all", None], []
+    monkeypatch.setattr(ReportWidget, "send", lambda self, content, buffers=None: sent.append((content, buffers)))
+    document = report_document(summaries.small_cnn())
+    widget = ReportWidget(document, "a", b"some", lambda: made.pop(0))
+    for content in ("timeline", {}, {"timeline": "part"}, {"stop": 1}, {"try": None}):
+        widget._answer(None, content, [])
+    assert sent == []
+    for _ in range(2):
+        widget._answer(None, {"timeline": "whole"}, [])
+    assert sent == [({"timeline": "whole"}, [b"all"])]
+    assert widget.timeline == b"some"
+    widget.close()
+    other = ReportWidget(document, "b")
+    other._answer(None, {"timeline": "whole"}, [])
+    assert len(sent) == 1
+    pressed = []
+    other._trying = SimpleNamespace(
+        possible=True, stop=lambda: pressed.append("stop"), press=lambda *args: pressed.append(args)
+    )
+    for content in ({"stop": 1}, {"try": "compile", "after": 2}, {"try": None}):
+        other._answer(None, content, [])
+    assert pressed == ["stop", ("compile", 2)]
+    assert sent[1:] == [({"try": "ready"}, None)]
+    other._trying.possible = False
+    other._answer(None, {"try": None}, [])
+    assert len(sent) == 2
+    other.close()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_long_timeline_is_kept_for_the_page(notebook, monkeypatch, whole):
+    asked = []
+    monkeypatch.setattr(display, "bytes_of_report", lambda timeline, rows: (b"some", {"whole": whole}))
+    monkeypatch.setattr(display, "report_document", lambda summary, timeline, facts: report_document(summary))
+    monkeypatch.setattr(display, "timeline_bytes", lambda made, rows, limit: (f"bytes of {made}".encode(), {}))
+    monkeypatch.setattr(
+        "perfnb.profile.widget.ReportWidget", lambda document, view, saved, all_of, kept: asked.append(all_of)
+    )
+    monkeypatch.setattr(display, "show_live", lambda bundle, widget: widget("a"))
+    again = iter([lambda: "a timeline", None, lambda: None])
+    display.show(summaries.small_cnn(), None, lambda: next(again))
+    (whole_of,) = asked
+    assert (whole_of is None) == whole
+    if not whole:
+        assert [whole_of() for _ in range(3)] == [b"bytes of a timeline", None, None]
 
 
 def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:

@@ -172,6 +172,23 @@ def test_the_results_inside_a_folder_are_named_up_to_five(count: int, said: str,
     assert several_in(tmp_path / "0") == several_in(tmp_path / "nothing") == several_in(tmp_path / "absent") == []
 
 
+def test_several_paths_and_journals_go_to_their_loaders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(loading, "resolve_name", lambda name: lambda *args: asked.append((name, args)) or name)
+    one, other = tmp_path / "a", tmp_path / "b"
+    load: Any = perfnb.load
+    assert load(one, journal="j") == load([one, str(other)], journal="j", steps="it") == loading.FLEET
+    assert load([one, other]) == loading.SEVERAL
+    assert [(name, args[0]) for name, args in asked] == [
+        (loading.FLEET, [one]), (loading.FLEET, [one, other]), (loading.SEVERAL, [one, other])
+    ]  # fmt: skip
+    assert [args[1] for _, args in asked[:2]] == ["j", "j"]
+    assert asked[1][1][-1] == "it"
+    monkeypatch.setattr(loading, "read_file", lambda *_: ["one", "two"])
+    assert loading._trace(one, "limits", None) == loading.OF_RECORDINGS  # type: ignore[arg-type, comparison-overlap]
+    assert asked[-1][1] == (["one", "two"],)
+
+
 def test_a_profile_is_one_line_of_what_was_timed_or_loaded(tmp_path: Path) -> None:
     for steps, words in ((1, "1 step"), (2, "2 steps")):
         trace = training(steps)

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 import perfnb
+from perfnb.profile import notes as notes_module
 from perfnb.profile.analysis import Analysis
 from perfnb.recording.recording import CompiledRecord, Recording
 from tests.recordings import ENVIRONMENT, ByHand
@@ -271,6 +272,26 @@ def test_the_reason_why_compiled_layers_are_hidden_is_noted(key: str, meta: dict
     assert note.startswith(said)
 
 
+def test_layers_of_graphs_that_report_others_are_hidden_for_another_reason() -> None:
+    recording = compiled_by_hand("fabc")
+    record = recording.compiled
+    assert record is not None
+    kernels = pd.DataFrame({"kernel": ["cpp_fused_0"]})
+    with_kernels = replace(recording, compiled=replace(record, kernels=kernels))
+    (note,) = [note for note in notes_of(with_kernels) if note.startswith(HIDDEN)]
+    assert note == f"{HIDDEN}: their graphs do not show which kernels compute which operations."
+    shares = pd.DataFrame({"layer": [0], "kernel": [0], "share": [1.0]})
+    known = replace(recording, compiled=replace(record, shares=shares))
+    assert not any(note.startswith(HIDDEN) for note in _of_the_layers_of(known))
+
+
+def _of_the_layers_of(recording: Recording) -> list[str]:
+    analysis = Analysis(recording)
+    assert analysis.attribution is not None
+    plain = Analysis(replace(recording, compiled=None))
+    return list(notes_module._of_the_layers(recording, analysis.attribution, plain.layers))
+
+
 def test_recompilation_is_noted() -> None:
     (done,) = notes_of(by_hand().recording(recompiled=["net", "other"]))
     assert done == (
@@ -419,5 +440,8 @@ def test_a_layer_called_only_on_another_thread_is_noted_with_its_outermost_modul
     outer = hand.layer("aside")
     inner = hand.layer("aside.inner", outer)
     hand.call(outer, 100, 200, thread=2).call(inner, 110, 190, thread=2)
-    (note,) = notes_of(hand.recording())
+    recording = hand.recording()
+    (note,) = notes_of(recording)
     assert note.startswith("Called only from other threads, which torch's profiler does not record: aside. Their")
+    (note,) = notes_of(replace(recording, compiled=compiled_by_hand().compiled))
+    assert note == "Called only in compiled code that does not report its layers, or from other threads: aside."

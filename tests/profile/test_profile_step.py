@@ -8,8 +8,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,11 @@ import torch
 from torch import nn
 
 import perfnb
+from perfnb.profile import profiling
+from perfnb.recording.provenance import written
+from perfnb.step import compiler
+from tests.recording.test_compiled_layers import SHARED
+from tests.recordings import ByHand
 from tests.step.models import three_linears, training_step
 from tests.tracebacks import PACKAGE
 
@@ -240,3 +247,94 @@ def test_an_error_of_a_model_without_data_has_a_note_and_others_have_none() -> N
     with pytest.raises(RuntimeError, match="no meta tensor") as plain:
         profile_of(with_data)
     assert not getattr(plain.value, "__notes__", [])
+
+
+@pytest.mark.parametrize("notebook", [True, False])
+def test_a_step_that_runs_out_of_memory_has_an_incomplete_profile(
+    notebook: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[perfnb.Profile] = []
+    monkeypatch.setattr(profiling, "in_notebook", lambda: notebook)
+    monkeypatch.setattr(perfnb.Profile, "_ipython_display_", lambda self: shown.append(self))
+    model, calls = nn.Linear(2, 2), [0]
+
+    def step() -> None:
+        calls[0] += 1
+        model(torch.ones(1, 2))
+        if calls[0] > 1:
+            raise torch.OutOfMemoryError("no memory")
+
+    with pytest.raises(torch.OutOfMemoryError) as failed:
+        perfnb.profile_step(step, warmup=1, steps=1, traced=1, flops=False, stacks=False)
+    note = failed.value.__notes__[-1]
+    if notebook:
+        assert note == "perfnb: the incomplete profile up to here is shown above."
+        assert [p.meta["failed_in"] for p in shown] == ["timed"]
+    else:
+        assert note.startswith("perfnb: the incomplete profile up to here:\n\nperfnb · profile")
+        assert shown == []
+
+
+def test_ceilings_that_a_layer_exceeds_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    recording = ByHand().step(0, 9).recording(ceilings={"on": "cpu", "bytes_per_s": 1.0})
+
+    def measured(*args: Any, refresh: bool) -> dict[str, float]:
+        asked.append((*args, refresh))
+        return {"bytes_per_s": 2.0}
+
+    monkeypatch.setattr("perfnb.step.ceilings.measure_ceilings", measured)
+
+    def profile(roofline: Any) -> Any:
+        return SimpleNamespace(_analysis=SimpleNamespace(roofline=roofline), _recording=recording, _kept=None)
+
+    for fine in (profile(None), profile(SimpleNamespace(refuted=[], peaks={}))):
+        assert profiling._under_right_ceilings(fine) is fine
+    refuted = profile(SimpleNamespace(refuted=["net"], peaks={"float32": 1.0}))
+    assert profiling._under_right_ceilings(refuted).meta["ceilings"] == {"on": "cpu", "bytes_per_s": 2.0}
+    assert asked == [({"float32": 1.0}, "cpu", True)]
+    assert recording.meta["ceilings"]["bytes_per_s"] == 1.0
+
+
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is told to torch's compiler, which is left alone."""
+    said: list[str] = []
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        said.append("begin")
+        yield
+        said.append("end")
+
+    monkeypatch.setattr(compiler, "missing_names", list)
+    monkeypatch.setattr(compiler, "begin_for_profiling", lambda: said.append("from now on"))
+    monkeypatch.setattr(compiler, "profiling_block", block)
+    monkeypatch.setattr(compiler, "compiled_graphs", lambda: [SHARED])
+    return said
+
+
+def test_code_is_compiled_for_profiling_from_now_on_or_in_a_block(compiling: list[str]) -> None:
+    block = perfnb.compile_for_profiling()
+    assert compiling == ["from now on"]
+    with block:
+        assert compiling == ["from now on", "begin"]
+    assert compiling == ["from now on", "begin", "end"]
+
+
+def test_the_graphs_of_a_block_are_written_at_its_end(compiling: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "provenance.json"
+    block = perfnb.compile_for_profiling(path)
+    assert compiling == []
+    with block:
+        assert not path.exists()
+    assert path.read_bytes() == written([SHARED])
+    assert compiling == ["begin", "end"]
+
+
+def test_a_torch_that_cannot_report_layers_is_warned_of(compiling: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "missing_names", lambda: ["torch.a", "torch.b"])
+    with pytest.warns(RuntimeWarning, match=r"\(it has no torch\.a\)") as warned:
+        perfnb.compile_for_profiling()
+    assert warned[0].filename == __file__
+    assert compiling == ["from now on"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from perfnb.draw.as_json import document_data
 from perfnb.draw.as_text import document_text
 from perfnb.draw.document import Bars, Document, Inner, Split, Table
 from perfnb.draw.live import document_page
-from perfnb.profile.report import report_document
+from perfnb.profile.report import _figures, report_document
 from perfnb.profile.summary import Summary
 from perfnb.profile.tab import layers_document
 from perfnb.recording.schema import SCHEMA
@@ -154,3 +155,13 @@ def test_a_tab_describes_itself_from_the_report_alone() -> None:
     from perfnb.profile.report import Report
 
     assert layers_document(Report(summaries.gan())).kind == "layers"
+
+
+def test_the_headline_has_the_gpus_busy_share_and_when_they_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = summaries.small_cnn()
+    assert "GPU busy" not in headline(made)
+    gpu: Any = SimpleNamespace(busy=0.625)
+    (busy,) = (each for each in _figures(replace(made, gpu=gpu)) if each.label == "GPU busy")
+    assert (busy.value, busy.unit, busy.basis) == (0.625, "share", "of the traced steps")
+    monkeypatch.setattr(Summary, "until_gpu_ms", 12.5)
+    assert headline(made)["traced step"][1].startswith("GPU work continues after it: findings use 12.5 ms")

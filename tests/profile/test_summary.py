@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 
+from perfnb.diff.comparison import ProfileComparison
 from perfnb.draw.document import Figure
+from perfnb.errors import RecordingError
 from perfnb.profile.profile import Profile
 from perfnb.profile.report import report_document
 from perfnb.profile.summary import Summary, device_words, hot_path, summarize
 from perfnb.recording.recording import Recording
+from perfnb.recording.saved_profile import SavedProfile
 from perfnb.recording.schema import conform
 from perfnb.stats.step_times import StepTimes
 from tests import summaries
@@ -155,3 +161,68 @@ def test_a_failure_is_the_verdict_and_leads_to_the_memory_if_it_is_known() -> No
     assert verdict.sentence == "Out of memory in the timed pass, so this profile is incomplete"
     assert "step" in figures(failed)
     assert figures(replace(failed, timing=StepTimes(()))) == {}
+
+
+def on_gpu() -> Profile:
+    """Return the profile of a step of 1 ms, in which a kernel runs for 0.25 ms, 30 µs after its launch began."""
+    hand = ByHand()
+    model = hand.layer("net")
+    hand.step(0, 1000).call(model, 100, 300).op("aten::mm", 110, 200, 1).kernel("gemm", 120, 150, 400)
+    return Profile(hand.recording())
+
+
+def test_each_table_is_that_of_the_recording() -> None:
+    p = on_gpu()
+    assert p.kernels["total_ms"].to_dict() == {"gemm": 0.25}
+    assert p.kernel_ops[["op", "layer", "total_ms"]].to_numpy().tolist() == [["aten::mm", "net", 0.25]]
+    assert p.gpu_time[["busy_ms", "idle_ms"]].to_numpy().tolist() == [[0.25, 0.0]]
+    assert p.gpu_steps[["step", "busy_ms"]].to_numpy().tolist() == [[0, 0.25]]
+    assert p.gpu_idle[["step", "idle_ms"]].to_numpy().tolist() == [[0, 0.0]]
+    assert p.launches.loc["aten::mm", ["call_ms", "delay_us"]].tolist() == [0.001, 30.0]
+    assert p.queue["length"].tolist() == [1, 0]
+    path = p.critical_path
+    assert path["duration_ns"].sum() == 1_000_000
+    assert path.loc[path["op"] == "aten::mm", "layer"].tolist() == ["net"] * 3
+    savings = p.path_savings.set_index("part")["path_ms"]
+    assert savings[["host", "operator", "call"]].tolist() == pytest.approx([0.91, 0.089, 0.001])
+    assert p.ops.loc["aten::mm", "calls"] == p.layers.loc["net", "calls"] == 1
+    assert set(p.events["name"]) >= {"aten::mm", "gemm"}
+    assert len(p.findings) == 1
+    assert p.steps["rank"].tolist() == [0] * 7
+    empty = ("samples", "collectives", "compiled", "compiled_regions", "allocations", "memory", "lines")
+    assert [len(getattr(p, name)) for name in empty] == [0] * len(empty)
+    assert p.roofline is p.python is None
+    assert p._measured_here
+
+
+def test_a_profile_without_traced_steps_has_empty_tables_and_no_trace(tmp_path: Path) -> None:
+    recording = on_gpu()._recording
+    p = Profile(replace(recording, events=recording.events.iloc[:0], steps=recording.steps.iloc[:6]))
+    for name in ("events", "collectives", "findings"):
+        assert getattr(p, name).empty
+    with pytest.raises(RecordingError, match="no step was traced"):
+        p.save_trace(tmp_path / "t.json")
+
+
+def test_a_trace_is_compressed_if_its_name_says_so(tmp_path: Path) -> None:
+    p = on_gpu()
+    plain = p.save_trace(tmp_path / "t.json").read_bytes()
+    packed = p.save_trace(tmp_path / "t.json.gz").read_bytes()
+    assert {"aten::mm", "gemm"} <= {event["name"] for event in json.loads(plain)["traceEvents"]}
+    assert gzip.decompress(packed) == plain
+
+
+def test_only_profiles_are_compared() -> None:
+    p = on_gpu()
+    assert isinstance(p.compare(on_gpu()), ProfileComparison)
+    other: Any = 3
+    with pytest.raises(TypeError):
+        p.compare(other)
+
+
+def test_what_a_profile_logs_and_saves_is_its_first_outcome(tmp_path: Path) -> None:
+    first = Profile(SavedProfile(on_gpu().save(tmp_path / "a")))
+    assert not first._measured_here
+    second = Profile(SavedProfile(first.save(tmp_path / "b")))
+    assert first._outcome() == second._outcome()
+    assert first._outcome().step_ms == 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,33 @@ def test_warm_up_and_timed_steps_are_told_apart_when_saved(tmp_path: Path) -> No
     again = load_timing(timing.save(tmp_path / "t"))
     assert again == timing
     assert (again.samples_ms, again.warmup_ms) == ((1.0, 2.0, 3.0), (9.0, 8.0))
+
+
+def test_step_times_that_are_saved_again_have_their_first_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfnb.profile.timing.origin", lambda: {"host": "first"})
+    again = load_timing(Timing((1.0, 2.0, 3.0), 4).save(tmp_path / "a"))
+    monkeypatch.setattr("perfnb.profile.timing.origin", lambda: {"host": "second"})
+    facts, copied = (
+        json.loads((path / "timing.json").read_text()) for path in (tmp_path / "a", again.save(tmp_path / "b"))
+    )
+    assert facts["outcome"] == copied["outcome"]
+    assert facts["outcome"]["host"] == "first"
+    del facts["outcome"]  # as an earlier version saved it
+    (tmp_path / "a" / "timing.json").write_text(json.dumps(facts))
+    outcome = load_timing(tmp_path / "a")._first_outcome
+    assert outcome is not None
+    assert (outcome.step_ms, outcome.host) == (2.0, None)
+
+
+def test_throughput_and_outliers_are_told_where_they_are_known() -> None:
+    found = {figure.label: figure.value for figure in view(batch_size=21, samples=420).figures}
+    assert found["throughput"] == pytest.approx(StepTimes(tuple(map(float, range(1, 21))), 21, 420).throughput_per_s)
+    steady = (1.0,) * 10 + (1.1,) * 10
+    assert view(samples_ms=steady).facts == ()
+    assert view(samples_ms=(*steady, 9.0)).facts == ("1 outlier among 21 steps: 1 high severe",)
+    assert view(samples_ms=(*steady, 9.0), block=3).facts == ("1 outlier among 21 blocks: 1 high severe",)
 
 
 def test_damaged_step_times_are_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -111,20 +112,119 @@ def test_beside_other_programs_it_is_measured_again_after_a_while(
     assert measure_ceilings(["float32"]) == quiet
 
 
-def test_what_other_programs_use_is_what_the_process_itself_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "own", "busy", "share"),
+    [(1.0, 0.4, 1.4, 0.5), (1.0, 0.4, 0.4, 0.0), (1.0, 0.4, 0.3, 0.0), (1.0, 0.0, 3.0, 1.0), (0.0, 0.0, 1.0, 0.0)],
+)
+def test_what_other_programs_use_is_what_the_process_itself_did_not(
+    seconds: float, own: float, busy: float, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(time, "process_time", iter((0.0, 0.4)).__next__)
-    monkeypatch.setattr(time, "perf_counter", iter((0.0, 1.0)).__next__)
-    monkeypatch.setattr(ceilings, "_busy_s", iter((5.0, 6.4)).__next__)
+    monkeypatch.setattr(time, "process_time", iter((7.0, 7.0 + own)).__next__)
+    monkeypatch.setattr(time, "perf_counter", iter((3.0, 3.0 + seconds)).__next__)
+    monkeypatch.setattr(ceilings, "_busy_s", iter((5.0, 5.0 + busy)).__next__)
     with ceilings._Others() as others:
         pass
-    assert others.share == pytest.approx(0.5)
-    monkeypatch.setattr(time, "process_time", iter((0.0, 0.4)).__next__)
-    monkeypatch.setattr(time, "perf_counter", iter((0.0, 1.0)).__next__)
-    monkeypatch.setattr(ceilings, "_busy_s", iter((5.0, 5.4)).__next__)
-    with ceilings._Others() as own:
-        pass
-    assert own.share == 0.0
+    assert others.share == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("others", "at", "doubtful"),
+    [
+        (0.11, "2026-01-01T10:00:00+00:00", True),
+        (0.1, "2026-01-01T10:00:00+00:00", False),
+        (0.11, "2026-01-01T10:49:59+00:00", True),
+        (0.11, "2026-01-01T10:50:00+00:00", False),
+        (0.5, "once", True),
+        (0.5, "2026-01-01T10:59:00", True),  # no time zone
+        (0.0, "once", False),
+    ],
+)
+def test_a_rate_from_a_busy_machine_is_doubtful_after_ten_minutes(others: float, at: str, doubtful: bool) -> None:
+    now = datetime(2026, 1, 1, 11, tzinfo=UTC)
+    assert ceilings._doubtful(Rate(1.0, at, others), now) == doubtful
+
+
+def test_the_higher_rate_stays_and_a_quieter_machine_confirms_it() -> None:
+    known = Rate(2.0, "then", 0.3)
+    assert ceilings._better(None, known) == known
+    assert ceilings._better(known, Rate(2.5, "now", 0.9)) == Rate(2.5, "now", 0.9)
+    assert ceilings._better(known, Rate(2.0, "now", 0.2)) == Rate(2.0, "then", 0.2)
+    assert ceilings._better(known, Rate(1.0, "now", 0.3)) == known
+    assert ceilings._better(known, Rate(1.0, "now", 0.4)) == known
+
+
+def test_runs_grow_while_they_are_fast_and_end_with_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran, unit, now = list[int](), 1 / 1024, [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def making(size: int) -> Callable[[], tuple[float, Callable[[], None]]]:
+        def run() -> None:
+            ran.append(size)
+            now[0] += size * unit
+
+        return lambda: (size**2, run)
+
+    ceiling = ceilings._Ceiling(torch.device("cpu"), [making(size) for size in (1, 2, 12, 13, 20)])
+    ceiling.measure(55 * unit)
+    # Each runs once to warm up; a run of 12 units is fast enough for the next, one of 13 is not.
+    assert ran == [1, 1, 2, 2, 12, 12, 13, 13]
+    assert ceiling.rate == 13 / unit
+    ran.clear()
+    ceiling.measure(28 * unit)  # a round takes as long
+    assert ran == [1, 2, 12, 13, 1, 2, 12, 13]
+    still = ceilings._Ceiling(torch.device("cpu"), [making(0)])
+    still.measure(1.0)
+    assert (still.rate, ran[-2:]) == (None, [0, 0])
+
+
+def test_a_run_on_a_gpu_takes_the_time_between_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            done.append("record")
+
+        def synchronize(self) -> None:
+            done.append("wait")
+
+        def elapsed_time(self, _: Event) -> float:
+            return 250.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    assert ceilings._on_gpu(lambda: done.append("run")) == 0.25
+    assert done == ["record", "run", "record", "wait"]
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device}")
+    known = {"device": "GPU cuda:1", "threads": None, "torch": torch.__version__}
+    assert ceilings._machine(torch.device("cuda:1")) == known
+    assert ceilings._key(known | {"torch": "2"}) == "device GPU cuda:1 | threads None | torch 2"
+
+
+def test_products_and_copies_are_counted_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    flops, run = ceilings._product(4, torch.device("cpu"), torch.float64)
+    assert (flops, run().shape, run().dtype) == (128.0, (4, 4), torch.float64)
+    monkeypatch.setitem(ceilings._COPY_BYTES, "cpu", 24)
+    moved, copy = ceilings._copy(torch.device("cpu"))
+    assert (moved, copy().nbytes) == (48.0, 24)
+
+
+def test_rates_that_are_not_known_are_left_out_if_only_known_ones_are_wanted(rates: list[float]) -> None:
+    measure_ceilings(["float32"])
+    rates[:] = [5e9]
+    only = measure_ceilings(["float32", "float64"], only_kept=True)
+    assert (only["flops_per_s"], only["bytes_per_s"], rates) == ({"float32": 1e9}, 1e9, [5e9])
+
+
+def test_settings_of_precision_that_torch_does_not_tell_are_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mixed() -> str:
+        raise RuntimeError("both APIs")
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", mixed)
+    assert ceilings._precision(torch.device("cpu"), "float32").endswith("mixed")
+    assert ceilings._precision(torch.device("cpu"), "float64") == "exact"
 
 
 def test_one_that_still_gets_better_has_more_turns(rates: list[float]) -> None:
@@ -172,6 +272,8 @@ def test_other_threads_and_precisions_are_other_ceilings(rates: list[float]) -> 
         b'{"format": 1, "machines": {"KEY": {"bytes_per_s": "fast"}}}',
         b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [NaN, "now", 0]}}}',
         b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [-5, "now", 0]}}}',
+        b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [0, "now", 0]}}}',
+        b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [5.0, "now", -0.1]}}}',
         b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [true, "now", 0]}}}',
         b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [1' + b"0" * 400 + b', "now", 0]}}}',
         b'{"format": 1, "machines": {"KEY": {"bytes_per_s": [5.0]}}}',
@@ -258,3 +360,15 @@ def test_the_folder_is_the_systems(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert cache_folder() == Path("/some/one/.cache/perfnb")
     monkeypatch.setattr("sys.platform", "darwin")
     assert cache_folder() == Path("/some/one/Library/Caches/perfnb")
+
+
+def test_without_a_home_there_is_no_folder_and_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("PERFNB_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert cache_folder() is None
+    keep("one", {"bytes_per_s": Rate(1.0, "then")})
+    assert kept("one") == {}

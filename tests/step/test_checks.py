@@ -15,7 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import perfnb
-from perfnb.step.checks import require_loss, require_steps
+from perfnb.errors import CaptureError
+from perfnb.step.checks import note_on_meta, refuse_meta, require_loss, require_name, require_steps
 
 X, Y = torch.ones(8, 4), torch.zeros(8)
 
@@ -273,3 +274,25 @@ def test_a_model_of_two_inputs_is_wrapped() -> None:
 
     with pytest.raises(TypeError, match=r"takes 2 arguments, .* the batch: pass lambda batch: model\(\*batch\)\.$"):
         perfnb.profile_step(Both(), PAIRS)
+
+
+def test_a_model_without_data_is_named_unless_it_loads_its_weights() -> None:
+    model, real = nn.Linear(2, 2, device="meta"), nn.Linear(2, 2)
+    mixed = nn.Sequential(model, real)
+    note = note_on_meta({"real": real, "mixed": mixed, "net": model})
+    assert note is not None
+    assert note.startswith("perfnb: net is on the meta device, where tensors have no data. ")
+    assert note_on_meta({"real": real, "mixed": mixed, "none": nn.Tanh()}) is None
+    dispatched = nn.Sequential(nn.Linear(2, 2, device="meta"))
+    dispatched[0]._hf_hook = object()
+    assert note_on_meta({"net": dispatched}) is None
+    with pytest.raises(CaptureError, match="The step runs on the meta device"):
+        refuse_meta(({"x": [X, X.to("meta")]},))
+    refuse_meta(({"x": [X]},))
+
+
+@pytest.mark.parametrize("name", ["", "mine", None])
+def test_the_name_of_a_result_is_text_or_none(name: Any) -> None:
+    require_name(name)
+    with pytest.raises(TypeError, match=r"name must be text, not 3\."):
+        require_name(3)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
+import operator
 import re
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -22,7 +23,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import perfnb
 from perfnb.errors import CaptureError
 from perfnb.step import compiler
-from perfnb.step.layers import LayerSpans
 from perfnb.step.memory import storages
 from tests.step.models import three_linears, training_step
 from tests.step.timed import traced_ms
@@ -520,6 +520,257 @@ def test_a_break_belongs_to_the_function_around_it_and_to_the_region_that_it_end
     ]
 
 
+def node_of(target: Any, name: str = "n", **meta: Any) -> SimpleNamespace:
+    return SimpleNamespace(target=target, name=name, meta=meta)
+
+
+def graph_by_hand() -> torch.fx.GraphModule:
+    """Return the graph of ``relu(bias + x @ w)`` for two rows, with its transposed view and a part of a pair."""
+    graph, aten = torch.fx.Graph(), torch.ops.aten
+
+    def sized(*shape: int) -> torch.Tensor:
+        return torch.empty(*shape, device="meta")
+
+    x, w, bias = (graph.placeholder(name) for name in ("x", "w", "bias"))
+    x.meta["val"], w.meta["val"], bias.meta["val"] = sized(2, 3), sized(3, 5), sized(5)
+    product = graph.call_function(aten.addmm.default, (bias, x, w))
+    product.meta |= {"val": sized(2, 5), "nn_module_stack": {"a": ("m", nn.Sequential), "b": ("m.up", "nn.Linear")}}
+    product.meta["stack_trace"] = '  File "model.py", line 7, in forward\n    x = self.up(x)\n'
+    relu = graph.call_function(aten.relu.default, (product,))
+    relu.meta |= {"val": sized(2, 5), "fwd_nn_module_stack": {"a": ("m", nn.Sequential)}}
+    view = graph.call_function(aten.t.default, (relu,))
+    view.meta["val"] = sized(5, 2)
+    pair = graph.call_function(min, (w, bias))
+    pair.meta["val"] = (sized(4), sized(1))
+    part = graph.call_function(operator.getitem, (pair, 0))
+    part.meta["val"] = sized(4)
+    graph.output((view, part))
+    return torch.fx.GraphModule(nn.Module(), graph)
+
+
+def test_the_operations_of_a_graph_have_their_modules_inputs_sizes_flops_and_lines() -> None:
+    own, around = (("m", "Sequential"), ("m.up", "Linear")), (("m", "Sequential"),)
+    place = ("model.py", 7, "x = self.up(x)")
+    assert [tuple(each) for each in compiler._operations(graph_by_hand())] == [
+        ("x", "", (), (), 4 * 6, 0, None, False, False),
+        ("w", "", (), (), 4 * 15, 0, None, False, False),
+        ("bias", "", (), (), 4 * 5, 0, None, False, False),
+        ("addmm_default", "aten::addmm", own, ("bias", "x", "w"), 4 * 10, 2 * 2 * 3 * 5, place, False, False),
+        (
+            "relu_default",
+            "aten::relu",
+            around,
+            ("addmm_default",),
+            4 * 10,
+            10,
+            None,
+            False,
+            False,
+        ),  # one per element
+        ("t_default", "aten::t", (), ("relu_default",), 4 * 10, 0, None, True, True),
+        ("min_1", "min", (), ("w", "bias"), 4 * 5, 15, None, False, False),  # the input is larger
+        ("getitem", "getitem", (), ("min_1",), 4 * 4, 0, None, True, True),
+    ]
+
+
+def test_sizes_that_vary_are_those_that_the_compiler_saw() -> None:
+    sizes = {name: MagicMock(spec=torch.SymInt, node=SimpleNamespace(hint=hint)) for name, hint in SEEN.items()}
+    assert [compiler._number(size) for size in (7, sizes["batch"], sizes["unknown"])] == [7, 64, 1]
+    assert compiler._elements(SimpleNamespace(shape=(3, sizes["batch"], 2))) == 384  # type: ignore[arg-type]
+    replaced = compiler._with_numbers([torch.ones(2, 3, dtype=torch.float64), (sizes["batch"], "same", 1.5)])
+    assert replaced[1:] == ((64, "same", 1.5),)
+    assert (replaced[0].shape, replaced[0].dtype, replaced[0].device.type) == ((2, 3), torch.float64, "meta")
+
+
+SEEN = {"batch": 64, "unknown": None}
+
+
+def test_kernels_come_in_the_order_of_the_generated_code() -> None:
+    fused = {"b:10": ["add", "mul"], "extern_kernels.mm:9": ["mm"], "a:b:2": [], "aten.sort:11": ["sort"]}
+    assert [tuple(each) for each in compiler._kernels_in_order(fused | {"unnumbered": ["x"], "c:": ["y"]})] == [
+        ("a:b", False, ()),
+        ("extern_kernels.mm", True, ("mm",)),
+        ("b", False, ("add", "mul")),
+        ("aten.sort", True, ("sort",)),
+    ]
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """What Inductor has recorded about its kernels."""
+    if compiler.missing_names():
+        pytest.skip("this torch does not report the layers")
+    found: dict[str, list[str]] = {}
+    monkeypatch.setattr(f"torch._inductor.debug.{compiler._FUSED}", found)
+    return found
+
+
+def test_a_compiled_graph_describes_only_what_was_fused_since_it_was_begun(fused: dict[str, list[str]]) -> None:
+    class Output:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self.args = args
+
+    before = {"gone:7": ("x",)}
+    marker, describing = compiler._marker(before), compiler._describing(Output.__init__, before)
+    fused |= {"old:1": ["add"], "reused:2": ["add"]}
+    marker(torch.fx.Graph())
+    assert before == {"old:1": ("add",), "reused:2": ("add",)}
+    fused |= {"reused:2": ["mul"], "new:1": ["relu"]}
+    module = graph_by_hand()
+
+    output: Any = Output(1)
+    describing(output, 2, graph=module)
+    assert output.args == (2,)
+    kernels, operations = getattr(output, compiler._ATTRIBUTE)
+    assert kernels == [("new", False, ("relu",)), ("reused", False, ("mul",))]
+    assert operations == [tuple(each) for each in compiler._operations(module)]
+
+    next(node for node in module.graph.nodes if "relu" in node.name).target = "invoke_subgraph"
+    for undescribed in ((), (SimpleNamespace(graph=module.graph),), (module,)):
+        plain: Any = Output()
+        describing(plain, *undescribed)
+        assert not hasattr(plain, compiler._ATTRIBUTE)
+
+
+def test_the_cache_key_of_a_graph_depends_on_the_modules_of_its_operations(fused: dict[str, list[str]]) -> None:
+    marker = compiler._marker({})
+
+    def key(of: Any) -> str:
+        del of
+        return str(marker.uuid())
+
+    def keyed(graph: torch.fx.GraphModule) -> str:
+        def inner() -> str:
+            return key(None)
+
+        named = graph
+        found = inner()
+        del named
+        return found
+
+    one, same, other = graph_by_hand(), graph_by_hand(), graph_by_hand()
+    next(node for node in other.graph.nodes if "relu" in node.name).meta["fwd_nn_module_stack"] = {"a": ("n", nn.ReLU)}
+    assert keyed(one) == keyed(same) != keyed(other)
+    assert keyed(one).startswith(f"{compiler._ATTRIBUTE} ")
+    assert compiler._modules_in_caller(None) == ""
+
+
+def test_a_check_for_the_compiler_does_not_import_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(vars(torch), "__getattr__", str.upper)
+    with compiler.not_imported():
+        assert vars(torch)["__getattr__"] is str.upper  # it is imported already
+    monkeypatch.setitem(sys.modules, "torch._inductor", None)
+    monkeypatch.delitem(sys.modules, "torch._inductor")
+
+    def checked() -> None:
+        with compiler.not_imported():
+            lazily = vars(torch)["__getattr__"]
+            assert lazily("other") == "OTHER"
+            lazily("_inductor")
+
+    with pytest.raises(AttributeError, match=r"^_inductor$"):
+        checked()
+    assert vars(torch)["__getattr__"] is str.upper
+    monkeypatch.delitem(vars(torch), "__getattr__")
+    with compiler.not_imported():
+        assert "__getattr__" not in vars(torch)
+
+
+def test_what_torch_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"no.such.module": ("a",), "torch": ("nn.Linear", "nn.no.such"), "tests.step.test_compiled": ("Facts.x",)}
+    assert compiler.missing_names(names) == ["no.such.module.a", "torch.nn.no.such"]
+    if compiler.why_not_again() == "":
+        monkeypatch.setattr(torch, "compile", lambda model: model)
+        assert compiler.why_not_again().endswith(" has no torch.compile(isolate_recompiles=)")
+    with monkeypatch.context() as patched:
+        patched.setattr(compiler, "PRIVATE_NAMES", {"no": ("a", "b")})
+        assert compiler.why_not_again() == f"torch {torch.__version__} has no no.a"
+
+
+class Facts:
+    x: int
+
+
+class Equal:
+    """A backend that equals every other one."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_a_copied_backend_equals_only_itself() -> None:
+    backend = Equal()
+    copied = compiler._unlike(backend)
+    assert [copied.__eq__(other) for other in (copied, backend, compiler._unlike(backend))] == [True, False, False]
+    assert len({copied, compiler._unlike(copied)}) == 2
+    assert isinstance(copied, Equal)
+
+
+@pytest.mark.parametrize("function", [lambda: 0, print, None])
+def test_what_torch_compile_did_not_make_is_not_compiled_again(function: Any) -> None:
+    if compiler.why_not_again() == "":
+        assert compiler._compiled_again(function) is None
+
+
+GUARDED = "+- DICT_LENGTH: not L['self']._global_forward_hooks"
+
+
+@pytest.mark.parametrize(
+    ("guard", "names", "broke", "whole"),
+    [
+        (GUARDED, ("relu",), None, True),
+        (f"{GUARDED}_always_called", (), None, False),
+        (GUARDED.replace("forward_hooks", "forward_pre_hooks"), (), None, True),
+        (GUARDED.replace("not ", ""), (), None, False),
+        (GUARDED, ("relu", "__resume_at_30_1"), None, False),
+        (GUARDED, (), ("model.py", "forward", 2), False),
+        (GUARDED, (), ("model.py", "forward", 3), True),
+        (GUARDED, (), ("model.py", "other", 2), True),
+        (GUARDED, (), ("other.py", "forward", 2), True),
+    ],
+)
+def test_a_model_runs_without_hooks_if_its_code_is_whole_and_guarded(
+    guard: str,
+    names: tuple[str, ...],
+    broke: tuple[str, str, int] | None,
+    whole: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    space: dict[str, Any] = {}
+    exec(compile("def forward(self, x):\n    return x", "model.py", "exec"), space)
+    kind = type("Model", (nn.Module,), {"forward": space["forward"]})
+    entries = [
+        SimpleNamespace(guard_manager="", code=SimpleNamespace(co_names=("relu",))),
+        SimpleNamespace(guard_manager=guard, code=SimpleNamespace(co_names=names)),
+    ]
+    asked = {space["forward"].__code__: entries}
+    monkeypatch.setattr(
+        torch._C._dynamo.eval_frame, "_debug_get_cache_entry_list", lambda code: asked.get(code, []), raising=False
+    )
+    breaks = [] if broke is None else [broke]
+    frames = [traceback.FrameSummary(file, line, name, line="") for file, name, line in breaks]
+    reasons = [SimpleNamespace(graph_break=True, user_stack=[frame], reason="") for frame in frames]
+    monkeypatch.setattr(torch._dynamo.utils, "graph_break_reasons", reasons)
+    model, inner = kind(), nn.Linear(2, 2)
+    outside, inside, plain = torch.compile(model), torch.compile(model), torch.compile(inner)
+    vars(outside)["forward"] = SimpleNamespace(_torchdynamo_orig_callable=model.__call__)
+    vars(inside)["forward"] = SimpleNamespace(_torchdynamo_orig_callable=model.forward)
+
+    found = compiler.recompiled_for_hooks([inner, outside, plain, inside])
+
+    assert found == ([(outside, model), (inside, None)] if whole else [])
+
+
+@pytest.mark.parametrize(("count", "frozen"), [(400, False), (60_000, True)])
+def test_objects_that_the_interpreter_froze_hide_nothing(
+    count: int, frozen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler.gc, "get_freeze_count", lambda: count)
+    assert compiler.objects_are_frozen() == frozen
+
+
 @pytest.mark.slow
 def test_a_compilation_in_the_traced_steps_is_named() -> None:
     compiled, calls = torch.compile(Residual(), backend="aot_eager"), 0
@@ -706,16 +957,6 @@ def test_a_model_runs_without_hooks_if_they_would_make_torch_compile_it_again_an
         p = profiled(Breaks(last), profile_of)
         assert 1 in seen
         assert p.layers.loc["compiled.between", "calls"] == 1
-
-
-def test_hooks_that_were_removed_while_a_compiled_model_ran_stay_removed() -> None:
-    from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
-
-    spans = LayerSpans()
-    with ExitStack() as stack, spans:
-        stack.enter_context(spans._without_hooks())
-    assert not _global_forward_hooks
-    assert not _global_forward_pre_hooks
 
 
 def test_the_line_of_an_operation_is_the_users_even_if_torch_was_called_through_a_mode() -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -128,6 +132,95 @@ def test_the_commit_is_left_out_where_git_does_not_know_it(monkeypatch: pytest.M
     assert facts("abc", " M file") == {"commit": "abc", "uncommitted": True}
 
 
+def failing(error: Exception) -> Callable[..., Any]:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("error", [OSError(), subprocess.TimeoutExpired("git", 1), UnicodeError()])
+def test_what_git_or_a_package_does_not_tell_is_unknown(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", failing(error))
+    assert environment._git("status") is None
+    assert environment._version("no-such-package-anywhere") is None
+    assert environment._version("numpy") == np.__version__
+
+
+def test_what_git_says_has_no_line_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: SimpleNamespace(stdout=f" {command[-1]}\n"))
+    assert environment._git("rev-parse", "HEAD") == "HEAD"
+
+
+@pytest.mark.parametrize(
+    ("kind", "cuda", "bf16", "amx", "dtype"),
+    [
+        ("cuda", True, False, False, "bfloat16"), ("cuda", False, True, True, None), ("cpu", True, False, False, None),
+        ("cpu", False, True, False, "bfloat16"), ("cpu", False, False, True, "bfloat16"),
+    ],
+)  # fmt: skip
+def test_a_lower_precision_needs_native_instructions(
+    kind: str, cuda: bool, bf16: bool, amx: bool, dtype: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: cuda and not including_emulation)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16, raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx, raising=False)
+    assert environment.lower_precision(kind) == dtype
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", failing(RuntimeError()), raising=False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", failing(TypeError()))
+    assert environment.lower_precision(kind) is None
+
+
+def test_the_place_in_a_job_is_that_of_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    assert environment.place_in_job() == {"rank": 3, "world_size": 4}
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
+    assert environment.place_in_job() is None
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert environment.place_in_job() is None
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_gpu_in_use_is_asked_why_it_is_slow(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+
+    def reasons(device: bytes) -> int:
+        said.append(device)
+        if not known:
+            raise OSError
+        return 0x001 | 0x004 | 0x040
+
+    library = SimpleNamespace(
+        nvmlInit=lambda: said.append("begin"),
+        nvmlShutdown=lambda: said.append("end"),
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetCurrentClocksThrottleReasons=reasons,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", library)  # type: ignore[arg-type]
+    monkeypatch.setattr(environment, "cuda_in_use", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"a-{index}"))
+    with Conditions() as conditions:
+        pass
+    assert said == ["begin", b"GPU-a-1", "end"]
+    expected = {"gpu_throttle_reasons": ["HwThermalSlowdown", "SwPowerCap"]} if known else {}
+    assert {name: value for name, value in conditions.facts.items() if "gpu" in name} == expected
+    facts = environment.describe_environment()
+    assert {"cuda", "cudnn_benchmark"} <= set(facts)
+    monkeypatch.setattr(environment, "cuda_in_use", lambda: False)
+    assert set(facts) - set(environment.describe_environment()) == {"cuda", "cudnn_benchmark"}
+
+
+@pytest.mark.parametrize(("tracer", "profiler", "told"), [(None, None, False), (1, None, True), (None, 1, True)])
+def test_a_debugger_or_tracer_is_told(tracer: Any, profiler: Any, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment.sys, "gettrace", lambda: tracer)
+    monkeypatch.setattr(environment.sys, "getprofile", lambda: profiler)
+    assert environment.describe_environment()["debugger_or_tracer"] == told
+
+
 def one_of(kind: Callable[..., torch.optim.Optimizer], *values: torch.Tensor, **options: Any) -> torch.optim.Optimizer:
     return kind([nn.Parameter(value) for value in values or (torch.ones(2),)], **options)
 
@@ -172,6 +265,18 @@ def test_why_an_optimizer_cannot_update_lists() -> None:
     assert cannot_foreach(differentiable, False) == "a differentiable optimizer cannot update all parameters at once"
     sparse = "updating all parameters at once is not supported with sparse gradients"
     assert cannot_foreach(one_of(SGD), sparse=True) == sparse
+
+
+@pytest.mark.parametrize("foreach", [None, False])
+def test_where_the_parameters_are_matters(foreach: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_cuda = [SimpleNamespace(device=torch.device("cuda"), is_floating_point=lambda: True)]
+    monkeypatch.setattr("perfnb.step.optimizers.tensors_of", lambda _: on_cuda)
+    default = "on CUDA the optimizer already updates all parameters at once by default"
+    assert cannot_foreach(one_of(SGD, foreach=foreach), False) == (default if foreach is None else "")
+    assert cannot_fuse(one_of(ADAGRAD), False) == "Adagrad has a fused implementation only for CPUs"
+    assert cannot_fuse(one_of(ADAM), False) == ""
+    on_cuda += [SimpleNamespace(device=torch.device("cpu"), is_floating_point=lambda: True)]
+    assert cannot_foreach(one_of(SGD, foreach=foreach), False) == ""
 
 
 def test_sparse_gradients_are_known_from_modules_or_from_gradients() -> None:

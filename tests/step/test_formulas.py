@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
-from math import prod
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from perfnb.step.arithmetic import OpCounter
+from perfnb.step.arithmetic import OpCounter, flops_of
 from tests.step.models import SmallGPT, SmallResNet, next_word_loss, training_step
 
 
@@ -247,10 +246,47 @@ def test_users_formulas_are_used_and_torchs_registry_is_left_alone() -> None:
             del flop_registry[thrice]
 
 
-def test_grouped_products_are_the_sum_of_their_groups() -> None:
-    rows, ends = 32, torch.tensor([16, 32], dtype=torch.int32)
-    a, b = torch.ones(rows, 16, dtype=torch.bfloat16), torch.ones(2, 16, 24, dtype=torch.bfloat16)
-    if not hasattr(torch, "_grouped_mm"):
-        pytest.skip("this torch has no grouped product")
+def sized(*shape: int) -> Tensor:
+    return torch.empty(*shape, device="meta")
 
-    assert flops(lambda: torch._grouped_mm(a, b, offs=ends)) == 2 * prod((rows, 16, 24))
+
+def backward_of(gradient: Tensor, inputs: Tensor, weight: Tensor, transposed: bool, mask: list[bool]) -> Any:
+    return (gradient, inputs, weight, None, [1], [0], [1], transposed, [0], 1, mask)
+
+
+Q, K, V = sized(2, 8, 5, 16), sized(2, 8, 9, 16), sized(2, 8, 9, 24)
+SMALL, LARGE, FILTER = sized(2, 6, 4, 5), sized(2, 4, 7, 8), sized(6, 4, 3, 2)
+RNN = [sized(12, 8), sized(12, 3), sized(12)], 15 * (12 * 8 + 12 * 3)
+BY_OP = [
+    ("aten::convolution_backward", backward_of(SMALL, LARGE, FILTER, False, [True, False, True]), None, 2 * 40 * 144),
+    ("aten::convolution_backward", backward_of(SMALL, LARGE, FILTER, False, [True, True, True]), None, 4 * 40 * 144),
+    ("aten::convolution_backward", backward_of(LARGE, SMALL, FILTER, True, [False, True, True]), None, 2 * 40 * 144),
+    ("aten::_scaled_dot_product_flash_attention_for_cpu", (Q, K, V), None, 2 * 720 * (16 + 24)),
+    ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", (Q, Q, K, V), None, 2 * 720 * (3 * 16 + 2 * 24)),
+    ("aten::_native_multi_head_attention", (sized(2, 5, 6), sized(2, 9, 6), None, 6), None, 4 * 2 * 6 * (6 * 14 + 45)),
+    ("aten::_grouped_mm", (sized(3, 5, 6), sized(3, 6, 7)), None, 2 * 3 * 5 * 6 * 7),  # a batch of products
+    ("aten::_grouped_mm", (sized(5, 6), sized(3, 6, 7)), None, 2 * 5 * 6 * 7),  # groups of rows
+    ("aten::_grouped_mm", (sized(3, 5, 6), sized(6, 7)), None, 2 * 3 * 5 * 6 * 7 // 3),  # of columns
+    ("aten::_grouped_mm", (sized(5, 6), sized(6, 7)), None, 2 * 5 * 6 * 7),  # of the inner dimension
+    ("aten::_scaled_mm_v2", (sized(5, 6), sized(6, 7)), sized(5, 7), 2 * 5 * 6 * 7),
+    ("aten::cudnn_convolution", (LARGE, FILTER), SMALL, 2 * 240 * 4 * 3 * 2),
+    ("aten::conv_tbc", (sized(7, 2, 3), sized(4, 3, 5)), sized(4, 2, 5), 2 * 40 * 4 * 3),
+    ("aten::mkldnn_rnn_layer", (sized(5, 3, 8), *RNN[0]), None, 2 * RNN[1]),
+    ("aten::mkldnn_rnn_layer_backward", (sized(5, 3, 8), *RNN[0]), None, 4 * RNN[1]),
+    ("aten::_cudnn_rnn", (sized(5, 3, 8), RNN[0]), None, 2 * RNN[1]),
+    ("aten::_cudnn_rnn_backward", (sized(5, 3, 8), RNN[0], [True, True, True, True]), None, 4 * RNN[1]),
+    ("aten::_cudnn_rnn_backward", (sized(5, 3, 8), RNN[0], [True, True, True, False]), None, 2 * RNN[1]),
+    ("aten::index_put_", (sized(4), [sized(2)], sized(2)), None, 0),
+    ("aten::index_put_", (sized(4), [sized(2)], sized(2), False), None, 0),
+    ("aten::index_put_", (sized(4), [sized(2)], sized(2), True), None, None),
+    ("aten::scatter_", (sized(4), 0, sized(2), sized(2)), None, 0),
+    ("aten::scatter_add_", (sized(4), 0, sized(2), sized(2)), None, None),
+    ("aten::mv", (), None, None),  # arguments that the formula does not expect
+    ("aten::clone", (sized(4),), None, 0),
+    ("aten::relu", (sized(4),), None, None),
+]
+
+
+@pytest.mark.parametrize(("name", "args", "out", "expected"), BY_OP)
+def test_each_formula_by_hand(name: str, args: Any, out: Any, expected: int | None) -> None:
+    assert flops_of(name, args, {}, out) == expected

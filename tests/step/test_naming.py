@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +12,21 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import perfnb
 from perfnb.step.budget import Plan
-from perfnb.step.namespace import chosen_models, loader_facts, named_values, namespace_of, reachable, variables_of
+from perfnb.step.layers import Calls, known_models, name_layers, own_tables, parallel_models
+from perfnb.step.namespace import (
+    chosen_models,
+    loader_facts,
+    named_values,
+    namespace_of,
+    reachable,
+    step_variables,
+    variables_of,
+)
 from perfnb.step.pass_order import capture_step
 from tests.step.models import three_linears
 
@@ -31,25 +41,22 @@ def layers_of(step: Any, model: Any = None) -> pd.DataFrame:
     return layers[~layers.index.str.startswith("(")]
 
 
-def names_of(step: Callable[[], Any]) -> list[tuple[str, int | None]]:
+def names_of(step: Callable[[], Any], model: Any = None) -> list[tuple[str, int | None]]:
     """Return the names of the layers of two traced steps, and the row of each one's parent, without a profile."""
-    plan = Plan(warmup=0, steps=1, traced=2, memory=False, flops=False)
-    capture = capture_step(step, plan=plan, namespace=namespace_of(step))
+    plan, (models, chosen) = Plan(warmup=0, steps=1, traced=2, memory=False, flops=False), chosen_models(model)
+    capture = capture_step(step, plan=plan, models=models, namespace=step_variables(step, chosen))
     capture.close()
     return [(layer.name, layer.parent) for layer in capture.layers]
 
 
 def roots_of(step: Any, model: Any = None) -> list[str]:
-    layers = layers_of(step, model)
-    return layers.index[layers["depth"] == 0].tolist()
+    return [name for name, parent in names_of(step, model) if parent is None]
 
 
-@pytest.mark.slow
 def test_a_global_variable() -> None:
     assert roots_of(lambda: a_global_model(X)) == ["a_global_model"]
 
 
-@pytest.mark.slow
 def test_a_variable_of_a_closure_and_of_a_function_that_the_step_calls() -> None:
     net = three_linears()
 
@@ -60,7 +67,6 @@ def test_a_variable_of_a_closure_and_of_a_function_that_the_step_calls() -> None
     assert roots_of(lambda: helper()) == ["net"]
 
 
-@pytest.mark.slow
 def test_an_attribute_an_item_of_a_dict_and_of_a_list() -> None:
     trainer = SimpleNamespace(model=three_linears(), steps=3)
     nets, parts = {"a b": three_linears()}, [nn.Linear(8, 8), nn.Tanh()]
@@ -71,7 +77,6 @@ def test_an_attribute_an_item_of_a_dict_and_of_a_list() -> None:
     assert roots_of(step) == ["trainer.model", "nets['a b']", "parts[0]", "parts[1]"]
 
 
-@pytest.mark.slow
 def test_a_methods_object() -> None:
     class Trainer:
         def __init__(self) -> None:
@@ -83,7 +88,6 @@ def test_a_methods_object() -> None:
     assert roots_of(Trainer().step) == ["self.model"]
 
 
-@pytest.mark.slow
 def test_names_given_with_the_models_come_before_variables() -> None:
     net, other = three_linears(), nn.Linear(8, 8)
 
@@ -100,13 +104,6 @@ def test_models_that_are_named_are_the_only_ones() -> None:
     assert part.index.tolist() == ["net.2"]
     assert part["depth"].tolist() == [0]
     assert (part["forward_ms"] > 0).all()
-
-
-@pytest.mark.slow
-def test_models_without_names_have_their_class_and_a_number() -> None:
-    models = iter([three_linears(), three_linears()] * 8)  # no variable holds them by name
-
-    assert roots_of(lambda: [next(models)(X), next(models)(X)]) == ["Sequential", "Sequential (2)"]
 
 
 @pytest.mark.slow
@@ -162,33 +159,6 @@ def test_parts_called_directly_are_summed_in_the_row_of_the_whole() -> None:
     assert layers.loc["vae", "self_ms"] == 0
 
 
-@pytest.mark.slow
-def test_a_module_made_while_the_step_runs_is_a_layer_below_the_one_that_called_it() -> None:
-    class Maker(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return nn.Linear(8, 8)(x)
-
-    model = nn.Sequential(Maker())
-
-    layers = layers_of(lambda: model(X))
-
-    assert layers.index.tolist() == ["model", "model.0", "model.0.(Linear)"]
-    assert layers["depth"].tolist() == [0, 1, 2]
-    assert layers["calls"].tolist() == [1, 1, 1]
-
-
-@pytest.mark.slow
-def test_modules_that_each_step_makes_anew_are_one_layer() -> None:
-    def step() -> None:
-        x = nn.Sequential(nn.Linear(8, 8), nn.ReLU())(X)
-        nn.Softmax(1)(nn.Softmax(0)(x))
-
-    layers = layers_of(step)
-
-    assert layers.index.tolist() == ["Sequential", "Sequential.0", "Sequential.1", "Softmax", "Softmax (2)"]
-    assert layers["calls"].tolist() == [1, 1, 1, 1, 1]
-
-
 class Dropping(nn.Module):
     """A model that runs one of its two layers in turn."""
 
@@ -231,6 +201,147 @@ def test_modules_get_the_same_names_in_each_step_wherever_they_are_made() -> Non
     ]  # fmt: skip
 
 
+def calls_of(*called: tuple[nn.Module, int | None], **more: Any) -> Calls:
+    """Return a record of calls, each given by its module and the number of the call around it."""
+    return Calls([(number, *call) for number, call in enumerate(called)], **more)
+
+
+def named(
+    calls: Calls, namespace: dict[str, Any], only: list[nn.Module] | None = None
+) -> list[tuple[str, int | None, bool]]:
+    """Return the layers of these calls: their names, the rows of their parents, and whether they are compiled."""
+    return [(layer.name, layer.parent, layer.compiled) for layer in name_layers(calls, namespace, only)[0]]
+
+
+def test_a_model_has_the_name_of_the_variable_that_contains_it() -> None:
+    net, other, loss, inner = three_linears(), nn.Tanh(), nn.MSELoss(), nn.ReLU()
+    calls = calls_of((net[0], None), (net[2], None), (other, None), (loss, None), (inner, 3), loss={3})
+
+    rows = [("net", None, False), *((f"net.{place}", 0, False) for place in range(3)), ("Tanh", None, False)]
+    assert named(calls, {"net": net}) == rows
+    assert named(calls, {"part": net[0], "net": net}) == rows
+    assert [name for name, *_ in named(calls, {})] == ["Linear", "Linear (2)", "Tanh"]
+    assert named(calls, {"net": net}, [net[2], other]) == [("net.2", None, False), ("Tanh", None, False)]
+    assert named(calls, {"net": net}, [inner]) == []
+    _, places = name_layers(calls, {"net": net}, [net[2]])
+    assert places == {id(net[2]): 0}
+
+
+def test_a_part_of_two_models_is_a_layer_of_the_first() -> None:
+    shared = nn.Linear(2, 2)
+    first, second = nn.Sequential(nn.ReLU(), nn.Sequential(shared)), nn.Sequential(nn.Sequential(shared, nn.Tanh()))
+    names = [("a", None), ("a.0", 0), ("a.1", 0), ("a.1.0", 2), ("b", None), ("b.0", 4), ("b.0.1", 5)]
+
+    layers, places = name_layers(calls_of((first, None), (second, None)), {"a": first, "b": second})
+
+    assert [(layer.name, layer.parent) for layer in layers] == names
+    assert places[id(shared)] == 3
+    assert [layer.parameters for layer in layers] == [6, 0, 6, 6, 6, 6, 0]
+    assert [layer.parameter_bytes for layer in layers] == [24, 0, 24, 24, 24, 24, 0]
+
+
+class Wrapper(nn.Module):
+    """Stands for what torch.compile makes of a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = model
+
+
+def test_a_compiled_model_and_its_original_are_one_layer() -> None:
+    compiled = Wrapper(nn.Sequential(nn.Linear(2, 2)))
+    model = nn.Sequential(nn.ReLU(), compiled)
+    graph = fx.GraphModule(nn.Module(), fx.Graph())
+    made = nn.Tanh()
+
+    calls = calls_of((model, None), (compiled, 0), (graph, 1), (made, 1), (graph, 0), (nn.Tanh(), 1))
+    layers, places = name_layers(calls, {"model": model})
+
+    assert [(layer.name, layer.parent, layer.compiled) for layer in layers] == [
+        ("model", None, False), ("model.0", 0, False), ("model.1", 0, True), ("model.1.0", 2, False),
+        ("model.1.(Tanh)", 2, False), ("model.1.(Tanh) (2)", 2, False),
+    ]  # fmt: skip
+    assert layers[2].module == "Sequential"
+    assert places[id(compiled)] == places[id(compiled._orig_mod)] == places[id(graph)] == 2
+    # Elsewhere, a graph is a module like any other.
+    assert named(calls_of((model, None), (graph, 0)), {"model": model})[-1][1:] == (0, False)
+
+
+def test_models_that_are_called_only_in_compiled_functions_or_other_threads_are_layers() -> None:
+    inside, anew, aside, loss = nn.Sequential(nn.ReLU()), nn.Tanh(), nn.Sequential(nn.Tanh()), nn.MSELoss()
+    elsewhere = {id(module): weakref.ref(module) for module in (aside[0], aside, loss)}
+    calls = calls_of(hidden=[inside, anew], elsewhere=elsewhere)
+
+    assert named(calls, {"inside": inside}) == [
+        ("Sequential", None, False), ("Sequential.0", 0, False), ("inside", None, True), ("inside.0", 2, False),
+    ]  # fmt: skip
+    seen = calls_of((aside, None), elsewhere=elsewhere)
+    assert [id(module) for module in seen.unseen()] == [id(aside[0])]
+
+
+def test_modules_of_several_steps_correspond_by_class_structure_caller_and_position() -> None:
+    model, kept = nn.Sequential(nn.ReLU()), nn.Linear(2, 2)
+    made = [nn.Tanh(), nn.Tanh(), nn.Sequential(nn.Tanh()), nn.Tanh(), nn.Tanh(), nn.Sequential(nn.Tanh(), nn.ReLU())]
+    step = [(model, None), (kept, None)]
+    calls = calls_of(
+        *(*step, (made[0], 0), (made[1], 0), (made[2], None)),
+        *(*step, (made[3], 5), (made[4], 5), (made[5], None)),
+        begins=[0, 5],
+    )
+    layers, places = name_layers(calls, {"model": model})
+    assert [layer.name for layer in layers] == [
+        *("model", "model.0", "model.(Tanh)", "model.(Tanh) (2)", "Linear", "Sequential", "Sequential.0"),
+        *("Sequential (2)", "Sequential (2).0", "Sequential (2).1"),
+    ]
+    assert [places[id(module)] for module in made] == [2, 3, 5, 2, 3, 7]
+    calls.begins = [0]  # all in one step
+    assert len(name_layers(calls, {"model": model})[0]) == 12
+
+
+class Parallel(nn.parallel.DistributedDataParallel):
+    """Has the settings of torch's class without a process group."""
+
+    def __init__(self, told: Any) -> None:
+        nn.Module.__init__(self)
+        self.find_unused_parameters, self.static_graph, self.bucket_bytes_cap, self.told = True, False, 25.0, told
+
+    def _get_ddp_logging_data(self) -> Any:
+        return self.told
+
+
+@pytest.mark.parametrize(
+    ("told", "unused"), [({"unused_parameter_size": 64}, 64), ({"unused_parameter_size": "?"}, 0), ({}, 0), (3, None)]
+)
+def test_a_parallel_model_has_its_settings_and_the_size_of_what_it_does_not_use(told: Any, unused: int | None) -> None:
+    model, elsewhere, plain = Parallel(told), Parallel({}), nn.Tanh()
+    layers, places = name_layers(calls_of((model, None), (plain, None)), {"ddp": model})
+    facts = {"name": "ddp", "find_unused_parameters": True, "static_graph": False, "bucket_bytes": 25}
+    assert parallel_models(layers, places, [plain, model, elsewhere, model]) == [facts | {"unused_bytes": unused}]
+
+
+def test_a_model_is_known_if_a_variable_holds_it_and_it_was_called() -> None:
+    net, other, part, uncalled = three_linears(), nn.Tanh(), nn.ReLU(), nn.ReLU()
+    calls = calls_of((net, None), (other, None), (part, 0), called_whole={id(net): True})
+    namespace = {"net": net, "other": other, "same": net, "inner": net[0], "uncalled": uncalled}
+    known = known_models(calls, namespace, *name_layers(calls, namespace))
+    assert known == [{"name": "net", "called": True}, {"name": "other", "called": False}]
+
+
+def test_own_tables_are_dense_and_not_shared() -> None:
+    own, bag, sparse, shared, uncalled = (
+        nn.Embedding(3, 2), nn.EmbeddingBag(3, 2), nn.Embedding(3, 2, sparse=True), nn.Embedding(3, 2),
+        nn.Embedding(3, 2),
+    )  # fmt: skip
+    head = nn.Linear(2, 3)
+    head.weight = shared.weight
+    model = nn.Sequential(own, bag, sparse, shared, head)
+    layers, places = name_layers(calls_of((model, None)), {"model": model})
+    assert own_tables(layers, places, [model], {"uncalled": uncalled}) == ["model.0", "model.1"]
+    tied = nn.Linear(2, 3)
+    tied.weight = own.weight
+    assert own_tables(layers, places, [model], {"tied": tied}) == ["model.1"]
+
+
 def test_the_namespace_ignores_empty_closures_and_objects_that_are_no_functions() -> None:
     def step() -> None:
         print(later)
@@ -249,6 +360,14 @@ def test_what_is_no_model_is_refused_in_one_sentence(model: Any) -> None:
         chosen_models(model)
 
 
+def test_models_are_given_alone_in_a_list_or_by_name() -> None:
+    one, other = nn.ReLU(), nn.Tanh()
+    assert chosen_models(None) == (None, {})
+    assert chosen_models(one) == ([one], {})
+    assert chosen_models((one, other)) == ([one, other], {})
+    assert chosen_models({"a": one, "b": other}) == ([one, other], {"a": one, "b": other})
+
+
 def test_a_module_whose_getattr_raises_has_a_layer() -> None:
     class Strict(nn.Module):
         def __init__(self) -> None:
@@ -265,9 +384,7 @@ def test_a_module_whose_getattr_raises_has_a_layer() -> None:
 
     model, x = Strict(), torch.ones(2, 4)
 
-    profile = perfnb.profile_step(lambda: model(x), warmup=1, steps=6, traced=1)
-
-    assert list(profile.layers["module"])[:2] == ["Strict", "Linear"]
+    assert names_of(lambda: model(x)) == [("model", None), ("model.inner", 0)]
 
 
 def uses_the_global_model() -> Tensor:

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from perfnb.errors import CaptureError
+from perfnb.step import tracer as tracer_module
+from perfnb.step.arithmetic import OpCall
 from perfnb.step.budget import Plan
 from perfnb.step.capture import Capture
-from perfnb.step.pass_order import capture_step, watch_steps
-from perfnb.step.session import MOST_STEPS, FirstStep
-from perfnb.step.to_recording import recording_of
+from perfnb.step.data_waits import ExecutedStep
+from perfnb.step.pass_order import _named, _runs_compiled, capture_step, count_step, loop_passes, watch_steps
+from perfnb.step.session import MOST_STEPS, FirstStep, Session
+from perfnb.step.steps import Passes, StepRunner
+from perfnb.step.to_recording import recording_of, with_later
+from perfnb.step.tracer import Costs, Tracer, quiet_kineto
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -37,7 +48,7 @@ def test_watched_steps_run_twice_and_a_third_time_if_the_process_grew(grows: boo
         step, steps=3, warmup=2, grows=judged, namespace={"model": model}
     )
     expected = ["warmup"] * 2 + ["process"] * 3 + ["counted"] * 3 + ["process"] * 3 * grows
-    assert [executed.pass_name for executed in capture.steps] == expected
+    assert [each.pass_name for each in capture.steps] == expected
     assert (len(process_bytes), recorded, len(later)) == (3, 3, 3 * grows)
     assert min(process_bytes) > 2**20
     assert seen == [(3, 0)]  # the steps' own modules are not kept
@@ -113,3 +124,313 @@ def test_a_recording_has_its_rank_and_its_job(job: dict[str, int] | None, monkey
     plan = Plan(warmup=0, steps=1, traced=1, memory=False, flops=False)
     meta = recording_of(capture_step(lambda: torch.ones(2).sum(), plan=plan, namespace={}), "step").meta
     assert (meta["rank"], meta.get("job")) == (3 if job else 0, job)
+
+
+def driven(passes: Passes[Capture], step: Callable[[], Any]) -> list[str]:
+    """Run the passes, and return the pass of each step."""
+    capture = StepRunner(step, None).drive(passes)
+    capture.close()
+    return [each.pass_name for each in capture.steps]
+
+
+class Wrapper(nn.Module):
+    """Stands for what torch.compile makes of a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = model
+
+    def forward(self, x: Any) -> Any:
+        return self._orig_mod(x)
+
+
+def compiled_in_place() -> nn.Module:
+    model = nn.Linear(2, 2)
+    model._compiled_call_impl = model.forward
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "last"),
+    [
+        (lambda: nn.Linear(2, 2), {}, ["lead_in", "counted", "counted"]),
+        (lambda: nn.Linear(2, 2), {"memory": False}, ["counted"]),
+        (lambda: nn.Linear(2, 2), {"flops": False, "memory": False}, []),
+        (lambda: Wrapper(nn.Linear(2, 2)), {"memory": False}, []),
+        (compiled_in_place, {"memory": False}, []),
+    ],
+)
+def test_a_loop_runs_the_passes_that_were_chosen_and_counts_no_compiled_code(
+    make: Callable[[], nn.Module], options: dict[str, bool], last: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfnb.step.session.measure_ceilings", lambda *_, only_kept: {"known": only_kept})
+    monkeypatch.setattr("perfnb.step.session.compilations", lambda steps: [[len(steps)]])
+    plan, model = Plan(warmup=2, steps=1, traced=2, **options), make()
+    passes = loop_passes(plan=plan, namespace=lambda: {"net": model}, batches=[1, 2])
+    capture = StepRunner(lambda: model(torch.ones(1, 2)), None).drive(passes)
+    capture.close()
+
+    names = [each.pass_name for each in capture.steps]
+    assert names == ["warmup", "warmup", "timed", "lead_in", "traced", "traced", *last]
+    assert (capture.layers[0].name, capture.meta["parts"]["loader"]["class"]) == ("net", "list")
+    assert [capture.meta[f"{each}compilations"] for each in ("", "traced_")] == [[[1]], [[2]]]
+    assert capture.meta.get("ceilings") == ({"on": "cpu", "known": True} if "counted" in last else None)
+
+
+def test_a_compiled_function_in_a_variable_is_compiled_code() -> None:
+    def function() -> None: ...
+
+    with Session(Plan(), None) as session:
+        assert not _runs_compiled(session, {"f": function})
+        assert _runs_compiled(session, {"uncalled": nn.Sequential(compiled_in_place())})
+        function._torchdynamo_orig_callable = print  # type: ignore[attr-defined]
+        assert _runs_compiled(session, {"f": function})
+        function._torchdynamo_disable = True  # type: ignore[attr-defined]
+        assert not _runs_compiled(session, {"f": function})
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_counted_steps_run_without_the_garbage_collector(collects: bool) -> None:
+    seen: list[tuple[bool, bool]] = []
+    model, was = nn.Linear(2, 2), gc.isenabled()
+
+    def step(batch: torch.Tensor) -> None:
+        seen.append((gc.isenabled(), before() is None))
+        model(batch)
+
+    (gc.enable if collects else gc.disable)()
+    cycle = nn.Tanh()
+    cycle.itself = [cycle]
+    before = weakref.ref(cycle)
+    del cycle
+    try:
+        capture = count_step(step, [torch.ones(1, 2)], warmup=2, namespace={"model": model})
+        after = gc.isenabled()
+    finally:
+        (gc.enable if was else gc.disable)()
+    capture.close()
+
+    passes = [each.pass_name for each in capture.steps]
+    assert passes == ["warmup", "warmup", "lead_in", "traced", "lead_in", "counted", "counted"]
+    assert (seen, after) == ([(False, True)] * 7, collects)
+    assert [layer.name for layer in capture.layers] == ["model"]
+    assert capture.arithmetic is not None
+    assert sum(call.flops or 0 for call in capture.arithmetic[0]) == 2 * 2 * 2
+
+
+def test_models_that_were_recompiled_are_named_if_they_were_called() -> None:
+    model, other, called = Wrapper(nn.Linear(2, 2)), nn.Tanh(), nn.ReLU()
+    for recompile in (True, False):
+        with Session(Plan(recompile=recompile), None) as session:
+            session.calls.records += [(0, model, None), (1, called, None)]
+            session.recompiled = [model, other, called]
+            meta = _named(session, {"net": model}).meta
+        assert meta.get("recompiled") == (["net", "ReLU"] if recompile else None)
+
+
+@pytest.mark.parametrize(
+    ("calls", "asked"),
+    [
+        ([(8, "float32", "cpu")], ("cpu", ["float32", "bfloat16"])),
+        ([(8, "float64", "cpu"), (4, "float16", "cpu")], ("cpu", ["float64", "float16", "float32"])),
+        ([(8, "float16", "cpu"), (None, "int64", "cpu"), (0, "float32", "cpu")], ("cpu", ["float16"])),
+        ([(3, "float16", "cpu"), (3, "float16", "cpu"), (5, "float16", "cuda")], ("cpu", ["float16"])),
+        ([(3, "float16", "cpu"), (4, "float16", "cuda")], ("cuda", ["float16"])),
+        ([(8, "float32", "mps")], None),
+        ([], ("cpu", [])),
+    ],
+)
+def test_ceilings_are_measured_where_most_of_the_arithmetic_is(
+    calls: list[tuple[int | None, str, str]], asked: tuple[str, list[str]] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfnb.step.session.lower_precision", lambda _: "bfloat16")
+    monkeypatch.setattr(
+        "perfnb.step.session.measure_ceilings",
+        lambda dtypes, device, only_kept: {"asked": (device, list(dtypes)), "kept": only_kept},
+    )
+    said: list[Any] = []
+    with Session(Plan(), None, progress=lambda *words: said.append(words)) as session:
+        of_calls = [OpCall(0, "aten::mm", flops, 0, dtype, device) for flops, dtype, device in calls]
+        session.capture.arithmetic = (of_calls, Tracer())
+        session.measure_ceilings()
+        found = session.capture.meta.get("ceilings")
+    assert found == (None if asked is None else {"on": asked[0], "asked": asked, "kept": False})
+    assert said == ([] if asked is None else [("ceilings", 0, None)])
+
+
+def test_a_long_second_step_of_the_warm_up_counts_as_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Plan, "steps_are_long", lambda *_: True)
+    said, calls = list[Any](), list[int]()
+
+    def passes() -> Passes[Capture]:
+        with Session(Plan(warmup=2, steps=3), None, progress=lambda *words: said.append(words)) as session:
+            warm = yield from session.warm_up()
+            assert len(warm) == 1
+            assert len((yield from session.time(warm))) == 3
+            noise = session.capture.meta["noise"]
+            assert {step for step, _ in noise["gc_pauses"]} >= {2}
+            assert 0 < noise["gc_share"] <= 1
+            assert not session.capture.meta["timed_cut_short"]
+            return session.capture
+
+    def step() -> None:
+        calls.append(len(calls))
+        if len(calls) == 4:
+            gc.collect()
+
+    assert driven(passes(), step) == ["warmup", "timed", "timed", "timed"]
+    assert [words[:3] for words in said] == [("warmup", 1, 2), ("warmup", 2, 2), ("timed", 1, 2), ("timed", 2, 2)]
+
+
+def test_a_first_step_that_looks_like_a_loop_is_told_with_its_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Plan, "why_longer", lambda *_: "it takes long")
+    session = Session(Plan(), None)
+    session._first_step_ended(None, 1.0)
+    assert session._notes == ["it takes long"]
+    assert "optimizer_steps" not in session.capture.meta
+    session._first_step_ended({"optimizer": "sgd", "times": 1234}, 1.0)
+    (note,) = session._notes
+    assert note.startswith("your step calls sgd.step() 1,234 times: ")
+    assert note.endswith("; it takes long")
+    assert session.capture.meta["optimizer_steps"] == {"optimizer": "sgd", "times": 1234}
+
+
+def executed(
+    name: str, begin_ms: int, wall_ms: int, data_ms: int | None = None, tokens: int | None = None, batches: int = 1
+) -> ExecutedStep:
+    data_ns = None if data_ms is None else data_ms * 10**6
+    return ExecutedStep(name, begin_ms * 10**6, wall_ms * 10**6, data_ns, 4, tokens, batches)
+
+
+def test_a_recording_of_steps_alone_has_their_times_tokens_and_batches() -> None:
+    steps = [
+        *(executed("warmup", 5_000, 7, 1, 100), executed("timed", 6_000, 3, 2, 10, 2), executed("timed", 6_500, 4)),
+        *(executed("timed", 6_750, 4, 0, 20, 2), executed("traced", 7_000, 5, 3), executed("traced", 8_000, 6)),
+    ]
+    for place, tokens, batches in ((6, None, 2), (2, 10, 2), (1, None, None)):
+        recording = recording_of(Capture(steps=steps[:place]), "some")
+        assert (recording.meta.get("tokens"), recording.meta.get("batches")) == (tokens, batches)
+        assert (recording.meta["name"], recording.meta["rank"], len(recording.events)) == ("some", 0, 0)
+    found = recording_of(Capture(steps=steps), "some").steps
+    assert found["pass"].tolist() == ["warmup", *["timed"] * 3, *["traced"] * 2]
+    assert found["start_s"].tolist() == [0.0, 1.0, 1.5, 1.75, 2.0, 3.0]
+    assert found["wall_ms"].tolist() == [7.0, 3.0, 4.0, 4.0, 5.0, 6.0]
+    assert found["data_ms"].fillna(-1).tolist() == [1.0, 2.0, -1.0, 0.0, 3.0, -1.0]
+    assert found["step"].fillna(-1).tolist() == [-1, -1, -1, -1, 0, 1]
+    assert found["samples"].tolist() == [4] * 6
+
+
+@pytest.mark.parametrize("regions", [["0/0"], []])
+def test_a_recording_says_what_hides_compiled_layers(regions: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (
+        *(("region_ids", regions), ("missing_names", ["torch.a.b", "torch.c"]), ("objects_are_frozen", True)),
+        *(("compiled_code", []), ("compiled_graphs", [])),
+    ):
+        monkeypatch.setattr(f"perfnb.step.to_recording.{name}", lambda *_, value=value: value)
+    meta = recording_of(Capture(steps=[executed("timed", 0, 1)]), "some").meta
+    assert (meta.get("compiler_lacks"), meta.get("frozen")) == (("torch.a.b", True) if regions else (None, None))
+
+
+def test_telemetry_begins_with_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("perfnb.step.to_recording.watch_record", lambda *args: seen.append(args))
+    watcher: Any = SimpleNamespace(columns=lambda: "columns", zero_ns=7_500_000_000, meta={"every": 1})
+    for steps, shift in (([executed("timed", 6_000, 3)], 1.5), ([], 7.5)):
+        recording = recording_of(Capture(steps=[executed("timed", 6_000, 3)]), "some")
+        assert with_later(recording, Capture(steps=steps), watcher).meta["watch"] == {"every": 1}
+        assert seen.pop() == ("columns", [], shift)
+
+
+def test_the_outermost_calls_are_sampled_with_whether_they_are_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inner, loss = nn.Linear(2, 2), nn.Tanh(), nn.MSELoss()
+    given: list[Any] = []
+
+    class Sampler:
+        def __init__(self, outermost: Any) -> None:
+            given.extend(outermost)
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *exc_info: object) -> None: ...
+
+        def step(self) -> Any:
+            return nullcontext()
+
+    monkeypatch.setattr("perfnb.step.session.StackSampler", Sampler)
+    wanted: list[bool] = []
+
+    def passes(worth: bool, affordable: int) -> Passes[Capture]:
+        with Session(Plan(warmup=1, steps=2), None) as session:
+            yield from session.time((yield from session.warm_up()))
+            session.calls.records += [(0, model, None), (1, inner, 0), (2, loss, None), (3, model, None)]
+            session.calls.loss.add(2)
+            monkeypatch.setattr(Plan, "briefly_sampled_steps", lambda *_: affordable)
+            yield from session.sample_if(lambda capture: wanted.append(worth) or worth)
+            assert (session.capture.sampler is None) == (not worth or not affordable)
+            return session.capture
+
+    timed = ["warmup", "timed", "timed"]
+    assert driven(passes(True, 2), gc.isenabled) == [*timed, "sampled", "sampled"]
+    assert given == [(model, False), (loss, True)]
+    assert driven(passes(False, 2), gc.isenabled) == driven(passes(True, 0), gc.isenabled) == timed
+    assert wanted == [True, False]
+
+
+def profiled(error: type[BaseException] | None) -> bool:
+    """Run a profiler inside a session of perfnb's, whose step may fail."""
+    with Tracer():
+        with torch.profiler.profile():
+            torch.ones(2)
+        if error is not None:
+            raise error
+    return True
+
+
+def test_a_profiler_inside_the_step_is_refused_unless_the_step_failed() -> None:
+    with pytest.raises(CaptureError, match="profilers do not nest"):
+        profiled(None)
+    with pytest.raises(KeyError):
+        profiled(KeyError)
+    with torch.profiler.profile(), pytest.raises(CaptureError, match="profilers do not nest"), Tracer():
+        pass
+
+
+def test_a_trace_that_cannot_be_exported_exactly_lacks_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Tracer(memory=True) as tracer, torch.profiler.record_function("grün"):
+        kept = torch.ones(1000)
+    del kept
+    changes = tracer.memory_changes()
+    assert (4000, "cpu") in {(size, device) for _, size, device in changes}
+    assert changes == sorted(changes)
+
+    def old(self: Any, path: str, **options: Any) -> None:
+        if options:
+            raise TypeError("no such option")
+        Path(path).write_text('{"traceEvents": [%s]}' % ("" if broken else EVENT))
+
+    monkeypatch.setattr("torch.profiler._KinetoProfile.export_chrome_trace", old)
+    broken = False
+    assert tracer_module._decoded(tracer).names == ["unknown"]
+    broken = True
+    with pytest.raises(CaptureError, match="cannot export this trace"):
+        tracer.export(exact=True)
+    tracer.close()
+
+
+EVENT = '{"ph": "X", "cat": "user_annotation", "name": "unknown", "pid": 1, "tid": 1, "ts": 5, "dur": 3}'
+
+
+def test_the_cost_of_tracing_is_the_least_of_each_and_not_below_zero() -> None:
+    assert Costs(3.0, 8.0).least(Costs(4.0, 5.0)) == Costs(3.0, 5.0)
+    assert Costs(3.0, 8.0).beyond(Costs(4.0, 5.0)) == Costs(0.0, 3.0)
+
+
+@pytest.mark.parametrize("own", [None, "3"])
+def test_the_profiler_is_quiet_unless_the_user_wants_lines(own: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KINETO_LOG_LEVEL", raising=False)
+    if own:
+        monkeypatch.setenv("KINETO_LOG_LEVEL", own)
+    with quiet_kineto():
+        assert os.environ["KINETO_LOG_LEVEL"] == (own or "99")
+    assert os.environ.get("KINETO_LOG_LEVEL") == own

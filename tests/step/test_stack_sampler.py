@@ -16,7 +16,11 @@ from torch import nn
 
 import perfnb
 from perfnb.flame.step_stacks import step_stacks
-from perfnb.step.stack_sampler import Frame, Sample, StackSampler, phases_of
+from perfnb.step import stack_sampler
+from perfnb.step.layers import Layer
+from perfnb.step.stack_sampler import Call, Frame, Sample, StackSampler, phases_of
+from perfnb.step.worker_stacks import WorkerStack
+from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -162,6 +166,134 @@ def test_phases_of_code_that_no_hook_sees() -> None:
 def test_inference_has_no_loss() -> None:
     marks = [(10, "forward", True), (20, "forward", False)]
     assert phases_of([sample(15), sample(25)], marks) == ["forward", "other"]
+
+
+def test_the_spans_between_marks_leave_out_what_is_recomputed_or_never_ends() -> None:
+    marks = [
+        *((1, "forward", True), (2, "loss", True), (3, "loss", False), (4, "forward", False), (5, "loss", False)),
+        *((6, "backward", True), (7, "forward", True), (8, "forward", False), (9, "forward", True)),
+        *((10, "backward", False), (11, "forward", True)),
+    ]
+    assert stack_sampler._spans(marks) == [(2, 3, "loss"), (1, 4, "forward"), (6, 10, "backward")]
+
+
+def test_a_sample_at_a_mark_belongs_to_the_phase() -> None:
+    marks = [(10, "forward", True), (20, "forward", False), (30, "backward", True), (40, "backward", False)]
+    marks += [(50, "forward", True), (60, "forward", False), (70, "backward", True), (80, "backward", False)]
+    times = {9: "other", 10: "forward", 20: "forward", 21: "loss", 29: "loss", 30: "backward", 40: "backward"}
+    times |= {41: "other", 49: "other", 61: "loss", 80: "backward", 81: "other"}
+    assert phases_of([sample(now) for now in times], marks) == list(times.values())
+
+
+def test_samples_are_merged_into_a_tree_of_layers_and_functions() -> None:
+    call, add, unwrap = nn.Module._call_impl.__code__, slow_penalty.__code__, inspect.unwrap.__code__
+    layers = [Layer("net", "Sequential", None, 0, 0, False), Layer("net.1", "Slow", 0, 0, 0, False)]
+    net, slow, other = (call, 1, (7, "Sequential")), (call, 1, (8, "Slow")), (call, 1, (8, "Gone"))
+    line = add.co_firstlineno + 1
+    wrapped = nn.Module._wrapped_call_impl.__code__, 3, None
+    sampler = StackSampler()
+    sampler._samples = [
+        [Sample(1, 5, (wrapped, net, slow, (add, line, None)), False), Sample(2, 7, (net, other), False)],
+        [
+            Sample(3, 11, (net, slow, (add, line, None)), False),
+            Sample(4, 13, ((inspect.unwrap.__code__, 9, None),), True),
+        ],
+    ]
+    sampler._marks = [[], []]
+    stacks = [WorkerStack(1, (("f.<locals>.g", __file__, 1, line),), 2, 30), WorkerStack(1, (), 1, 4)]
+
+    calls = sampler.calls(layers, {7: 0, 8: 1}, stacks)
+
+    code = "time.sleep(LONG_S)  # the planted line"
+    assert calls == [
+        Call(-1, "phase", "forward", "", -1, "", 0, 0),
+        Call(0, "layer", "net", "", -1, "", 7, 1),  # the module is no longer the layer
+        Call(1, "layer", "net.1", "", -1, "", 0, 0),
+        Call(2, "own", "slow_penalty", __file__, line, code, 16, 2),
+        Call(-1, "phase", "data", "", -1, "", 0, 0),
+        Call(4, "other", "unwrap", unwrap.co_filename, unwrap.co_firstlineno, "", 13, 1),
+        Call(-1, "worker", "loader worker 1", "", -1, "", 4, 1),
+        Call(6, "own", "f.g", __file__, line, code, 30, 2),
+    ]
+    assert sampler.count == 4
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        (stack_sampler.__file__, "perfnb"), (__file__, "own"), ("/home/me/cell.py", "own"), ("", "other"),
+        ("<string>", "other"), ("<__array_function__ internals>", "other"), ("/x/dist-packages/a.py", "other"),
+        (inspect.__file__, "other"),
+    ],
+)  # fmt: skip
+def test_code_is_the_users_if_it_is_not_installed(file: str, kind: str) -> None:
+    assert stack_sampler._kind(file) == kind
+
+
+def runs(work: Callable[[], Any]) -> Any:
+    """Stands for the function that runs a step."""
+    return work()
+
+
+def fetches(work: Callable[[], Any]) -> Any:
+    return work()
+
+
+def test_each_sample_covers_the_time_of_steps_since_the_last_one(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stack_sampler, "_RUN", runs.__code__)
+    monkeypatch.setattr(stack_sampler, "_FETCHING", (fetches.__code__,))
+    sampler, naps = StackSampler(), list[float]()
+    sampler._watched = threading.get_ident()
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        clock.now_ns += 10**6
+        sampler._stopped = len(naps) % 3 == 0
+
+    monkeypatch.setattr(stack_sampler, "sleep", nap)
+    sampler._sample()  # outside of a step
+    with sampler.step():
+        sampler._stopped = False
+        sampler._sample()  # a step, but the code that runs it is not on the stack
+        sampler._stopped = False
+        runs(sampler._sample)
+    clock.now_ns += 10**9
+    with sampler.step():
+        sampler._stopped = False
+        runs(lambda: fetches(sampler._sample))
+
+    first, second = sampler._samples
+    assert [each.waits_for_data for each in (*first, *second)] == [False] * 3 + [True] * 3
+    weights = [each.weight_ns for each in (*first, *second)]
+    assert weights == pytest.approx([4e6, 1e6, 1e6, 1e6, 1e6, 1e6], abs=5_000)
+    assert all(0.5 * stack_sampler.INTERVAL_S <= seconds <= 1.5 * stack_sampler.INTERVAL_S for seconds in naps)
+    assert [code.co_name for code, *_ in second[0].frames] == ["<lambda>", "_sample"]
+
+
+def test_marks_are_those_of_the_thread_that_runs_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, loss = nn.Sequential(nn.Linear(1, 1)), nn.MSELoss()
+    one = torch.ones(1, 1)
+
+    def train() -> None:
+        loss(net(one), one).backward()
+
+    with StackSampler([(net, False), (loss, True)]) as sampler:
+        train()  # outside of a step
+        thread = threading.Thread(target=train)
+        with sampler.step():
+            train()
+            thread.start()
+            thread.join()
+    (marks,) = sampler._marks
+    assert [(kind, starts) for _, kind, starts in marks] == [
+        *(("forward", True), ("forward", False), ("loss", True), ("loss", False)),
+        *(("backward", True), ("backward", False)),
+    ]
+    monkeypatch.delattr(torch.autograd, "_engine_run_backward")
+    with StackSampler():
+        assert not hasattr(torch.autograd, "_engine_run_backward")
 
 
 def test_a_recording_without_samples_has_no_stacks(profile: perfnb.Profile) -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 import perfnb
-from perfnb.step.layers import LayerSpans
+from perfnb.step import layers
+from perfnb.step.layers import Calls, LayerSpans, computes_loss
 from perfnb.step.tracer import Tracer
 from tests.step.models import three_linears, training_step
 
@@ -112,6 +116,171 @@ def test_spans_begin_while_another_thread_is_in_a_module() -> None:
 
     assert [type(module) for _, module, _ in spans.calls.records] == [nn.Identity]
     assert spans.calls.unseen() == [outer[1]]
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The spans that begin and end."""
+    found: list[str] = []
+
+    class Span:
+        def __init__(self, label: str) -> None:
+            self.label = label
+
+        def __enter__(self) -> None:
+            found.append(self.label)
+
+        def __exit__(self, *exc_info: object) -> None:
+            found.append(f"end {self.label}")
+
+    monkeypatch.setattr(layers, "function_span", Span)
+    return found
+
+
+def test_the_outermost_call_and_the_wanted_modules_have_spans(log: list[str]) -> None:
+    model, other = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Tanh())), nn.ReLU()
+    earlier, seen = Calls([(number, other, None) for number in range(3)]), list[Any]()
+    with LayerSpans([model[1]], earlier, seen.append) as spans:
+        model(X)
+        other(X)
+    model(X)
+
+    assert spans.calls is earlier
+    assert earlier.records[3:] == [(3, model, None), (4, model[1], 3), (5, model[1][0], 4), (6, other, None)]
+    assert log == ["pf#3", "pf#4", "pf#5", "end pf#5", "end pf#4", "end pf#3", "pf#6", "end pf#6"]
+    assert len(seen) == 2
+    assert all(args[0] is X for args in seen)
+    assert earlier.called_whole == {id(model): True, id(other): True}
+
+
+def test_spans_end_with_the_call_around_them_and_with_the_context(log: list[str]) -> None:
+    outer, inner, unknown = nn.ReLU(), nn.Tanh(), nn.GELU()
+    with LayerSpans() as spans:
+        spans._close(outer, (), None)  # it was called before the hooks were there
+        for module in (outer, outer, inner):
+            spans._open(module, ())
+        spans._close(unknown, (), None)
+        assert log == ["pf#0", "pf#1", "pf#2"]
+        spans._close(outer, (), None)
+        assert log[3:] == ["end pf#2", "end pf#1"]
+        spans._close(outer, (), torch.ones(()))
+        assert log[5:] == ["end pf#0"]
+        spans._open(inner, ())
+        spans._close(inner, (), X)
+        spans._open(outer, ())
+    assert log[6:] == ["pf#3", "end pf#3", "pf#4", "end pf#4"]
+    assert spans.calls.loss == {0}
+
+
+def test_nothing_is_recorded_while_torch_compiles(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Tanh()
+    with LayerSpans() as spans:
+        spans._open(model, ())
+        with monkeypatch.context() as compiling:
+            compiling.setattr(layers, "is_compiling", lambda: True)
+            spans._open(model, ())
+            spans._close(model, (), None)
+            assert log == ["pf#0"]
+        spans._close(model, (), None)
+    assert log == ["pf#0", "end pf#0"]
+
+
+def test_a_module_is_called_in_a_span_without_its_hooks(log: list[str]) -> None:
+    model = nn.Tanh()
+    model.register_forward_hook(lambda *_: pytest.fail("a hook ran"))
+    with LayerSpans() as spans:
+        assert torch.equal(spans.call(model, X), X.tanh())
+    assert log == ["pf#0", "end pf#0"]
+
+
+def test_a_method_of_a_module_calls_its_parts_but_a_function_calls_the_model() -> None:
+    class Generates(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part, self.whole = nn.Tanh(), nn.ReLU()
+
+        def generate(self) -> None:
+            self.part(X)
+
+    def function(model: Any) -> None:
+        model.whole(X)
+
+    model = Generates()
+    with LayerSpans() as spans:
+        model.generate()
+        function(model)
+        model.part(X)  # the first call counts
+    assert spans.calls.called_whole == {id(model.part): False, id(model.whole): True}
+
+
+def test_a_loss_is_a_class_of_torchs_or_a_scalar_without_parameters() -> None:
+    scalar, row = torch.ones(()), torch.ones(1)
+    assert [computes_loss(module, scalar) for module in (nn.MSELoss(), nn.Tanh(), nn.Linear(1, 1))] == [1, 1, 0]
+    assert [computes_loss(module, row) for module in (nn.MSELoss(), nn.Tanh())] == [True, False]
+    assert not computes_loss(nn.Tanh(), 1.0)
+
+
+def test_modules_that_copy_themselves_are_told() -> None:
+    class Copies(nn.Linear):
+        def __deepcopy__(self, memo: Any) -> Any: ...
+
+    class Pickles(nn.Linear):
+        def __getstate__(self) -> Any: ...
+
+    modules = (nn.Linear(1, 1), Copies(1, 1), Pickles(1, 1), torch.jit.ScriptModule())
+    assert [layers._copies_itself(module) for module in modules] == [False, True, True, False]
+
+
+def test_a_model_compiled_in_place_has_a_span_and_runs_without_the_hooks(
+    log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skipped: list[Any] = []
+    compiler = SimpleNamespace(eval_frame=SimpleNamespace(skip_code=skipped.append))
+    monkeypatch.setitem(sys.modules, "torch._dynamo", compiler)  # type: ignore[arg-type]
+    model = nn.Sequential(nn.Tanh(), nn.Linear(8, 8))
+    hooks: list[int] = []
+
+    def compiled(x: Any) -> Any:
+        hooks.append(len(_global_forward_hooks) + len(_global_forward_pre_hooks))
+        if x is None:
+            raise ValueError("no input")
+        return model[0](x)
+
+    model._compiled_call_impl = compiled
+    before = [dict(vars(module)) for module in model.modules()]
+    with LayerSpans() as spans:
+        own = [vars(module)["_compiled_call_impl"] for module in model.modules()]
+        assert own[0]._torchdynamo_inline is compiled
+        assert {LayerSpans._open.__code__, LayerSpans._close.__code__, own[0].__code__} <= set(skipped)
+        assert torch.equal(model(X), X.tanh())
+        with pytest.raises(ValueError, match="no input"):
+            model(None)
+        assert len(_global_forward_hooks) == len(_global_forward_pre_hooks) == 1
+        model[1]._compiled_call_impl = replaced = model[1].forward  # compiled in the meantime
+    assert hooks == [0, 0]
+    assert spans.calls.records == [(0, model, None), (1, model[0], 0), (2, model, None)]
+    assert log == ["pf#0", "pf#1", "end pf#1", "end pf#0", "pf#2", "end pf#2"]
+    assert vars(model[1]).pop("_compiled_call_impl") == replaced
+    assert [dict(vars(module)) for module in model.modules()] == before
+
+
+def test_a_function_without_a_module_hides_the_hooks_while_it_runs() -> None:
+    hooks: list[int] = []
+    own: dict[str, Any] = {"forward": lambda: hooks.append(len(_global_forward_hooks)), "other": None}
+    plain = own["forward"]
+    with LayerSpans() as spans, ExitStack() as stack:
+        spans._span_around(None, own, "forward", stack)
+        own["forward"]()
+        assert spans.calls.records == []
+        hooks.append(len(_global_forward_hooks))
+        with stack.pop_all():
+            assert own["forward"] is not plain
+        assert own["forward"] is plain
+        with ExitStack() as removed:
+            removed.enter_context(spans._without_hooks())
+            spans._hooks.clear()  # as if the context had ended on another thread
+        assert not _global_forward_hooks
+    assert hooks == [0, 1]
 
 
 @pytest.mark.slow

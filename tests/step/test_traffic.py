@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from perfnb.step.arithmetic import OpCounter
+from perfnb.step.arithmetic import OpCounter, bytes_moved, message_bytes, operator_of
 
 
 def moved(run: Callable[[], Any]) -> int:
@@ -43,8 +43,6 @@ CASES = [
     ("rows by index", lambda: TABLE[PLACES], 2 * 3 * 16 * 4 + 3 * 8),
     ("selected", lambda: TABLE.index_select(0, PLACES), 2 * 3 * 16 * 4 + 3 * 8),
     ("gathered", lambda: TABLE.gather(0, PLACES[:, None]), 2 * 3 * 4 + 3 * 8),
-    ("rows put", lambda: WRITTEN.index_put_((PLACES,), A[:3]), 2 * 3 * 8 * 4 + 3 * 8),
-    ("rows added", lambda: WRITTEN.index_add_(0, PLACES, A[:3]), 3 * 3 * 8 * 4 + 3 * 8),
     ("a list", lambda: torch._foreach_add_([WRITTEN, TABLE], 0.0), 2 * SIZE + 2 * 100 * 16 * 4),
     ("joined", lambda: torch.cat([A, B]), 4 * SIZE),
     ("none", lambda: torch.ones(0, 5) + 1.0, 0),
@@ -97,3 +95,40 @@ def test_sparse_tensors_count_what_they_hold() -> None:
     held = 10 * (4 + 2 * 8)
 
     assert held + 2 * 400 <= call.bytes <= held + 3 * 400
+
+
+def test_operators_without_a_schema_move_each_of_their_tensors_once() -> None:
+    unknown = operator_of("mine::op")
+    assert bytes_moved(unknown, (A, [A, (TABLE,)]), {"more": {"half": HALF}}, A.t()) == SIZE + 100 * 16 * 4 + SIZE // 2
+
+
+def test_a_collective_moves_its_largest_message() -> None:
+    assert message_bytes([[A, B], HALF, [TABLE[:2]], 3]) == 2 * SIZE
+    assert message_bytes([]) == 0
+
+
+ATEN, MASK, PLACED = torch.ops.aten, torch.eye(8, dtype=torch.bool), PLACES[:, None]
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "options", "read", "touched"),
+    [
+        (ATEN.index_put_.default, ([MASK], A[0]), {}, 64 + 32, 8 * 4),  # as many as there are values
+        (ATEN.index_put_.default, ([None, PLACES], A[:, :3]), {}, 24 + 96, 8 * 3 * 4),
+        (ATEN.index_put_.default, ([PLACED, PLACES], A[:3, :3]), {}, 24 + 36, 9 * 4),
+        (ATEN.index_put_.default, ([PLACES], A[:3], True), {}, 24 + 96, 2 * 96),
+        (ATEN.index_put_.default, ([PLACES], A[:3]), {"accumulate": True}, 24 + 96, 2 * 96),
+        (ATEN.index_put_.default, ([PLACES], A[:3], False), {"accumulate": False}, 24 + 96, 96),
+        (ATEN.scatter_.src, (0, PLACED, A), {}, 24 + SIZE, 3 * 4),
+        (ATEN.scatter_.reduce, (0, PLACED, A), {"reduce": "add"}, 24 + SIZE, 2 * 3 * 4),
+        (ATEN.scatter_add_.default, (0, PLACED, A), {}, 24 + SIZE, 2 * 3 * 4),
+        (ATEN.scatter_reduce_.two, (0, PLACED, A, "sum"), {}, 24 + SIZE, 2 * 3 * 4),
+        (ATEN.index_copy_.default, (0, PLACES, A[:3]), {}, 24 + 96, 96),
+        (ATEN.index_add_.default, (0, PLACES, A[:3]), {}, 24 + 96, 2 * 96),
+        (ATEN.index_reduce_.default, (0, PLACES, A[:3], "prod"), {}, 24 + 96, 2 * 96),
+    ],
+)
+def test_what_writes_some_elements_moves_those_and_its_sources(
+    op: Any, args: Any, options: dict[str, Any], read: int, touched: int
+) -> None:
+    assert bytes_moved(operator_of(op), (WRITTEN, *args), options, WRITTEN) == read + touched

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import psutil
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
+from perfnb.step import memory
 from perfnb.step.budget import Plan
 from perfnb.step.memory import Known, LiveObjects, MemoryWatch, inputs, resident_memory, storages
 from perfnb.step.pass_order import capture_step
 from perfnb.step.steps import SkippedStep
 from perfnb.step.to_recording import recording_of
+from perfnb.trace_names import MARK_SPAN
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -120,6 +125,78 @@ def test_resident_memory_is_read_until_the_end_and_no_longer(monkeypatch: pytest
     assert all(begin <= at <= time.time_ns() and size > 2**20 for at, size in readings)
 
 
+@pytest.mark.parametrize("recorded", [True, False])
+def test_owners_are_recorded_around_a_step_and_at_each_event_inside(
+    recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batch, made = nn.Linear(2, 1, bias=False), torch.ones(3, 2), nn.Linear(5, 1, bias=False)
+    sgd = torch.optim.SGD([*model.parameters(), *made.parameters()], momentum=0.5)
+    labels: list[str] = []
+    called = [model]
+    monkeypatch.setattr(memory, "profiler_active", lambda: recorded)
+    monkeypatch.setattr(memory, "everything", lambda: iter([Known(1, 2, "cpu", "other")]))
+    monkeypatch.setattr(memory, "function_span", lambda label: labels.append(label) or nullcontext())
+    with MemoryWatch(lambda: called) as watch, watch.step():
+        called.append(made)
+        watch.inputs([batch])
+        model(batch).sum().backward()
+        sgd.step()
+    sgd.step()
+
+    seen: dict[int, list[tuple[str, str | None, int]]] = {}
+    for mark, block in watch.watched.known:
+        seen.setdefault(mark, []).append((block.category, block.name, block.bytes))
+    weight, gradient = ("parameters", "weight", 8), ("gradients", "weight", 8)
+    momentum, other = ("optimizer_state", "weight (momentum_buffer)", 8), ("parameters", None, 20)
+    assert seen == (
+        {
+            0: [weight, ("other", None, 2)],
+            1: [("inputs", None, 24)],
+            2: [gradient],
+            3: [weight, other, gradient],
+            4: [weight, other, gradient, momentum],
+            5: [weight, ("parameters", "weight", 20), gradient, momentum],
+        }
+        if recorded
+        else {}
+    )
+    assert labels == ([f"{MARK_SPAN}{mark}" for mark in range(6)] if recorded else [])
+    assert len(watch.watched.step_begins) == 1
+    assert watch.watched.resident
+
+
+def test_the_parts_of_a_tensor_that_wraps_others_have_the_storages() -> None:
+    inner, other = torch.ones(2), torch.ones(3)
+    nested = TwoTensor(inner, inner.clone())
+    wrapper = TwoTensor(inner, other[:2])
+    assert [size for _, size, _ in storages(nested)] == [8, 8]
+    assert [address for address, *_ in storages(wrapper)] == [inner.data_ptr(), other.data_ptr()]
+
+
+@pytest.mark.parametrize(("frozen", "freezes"), [(0, True), (1, False)])
+def test_a_footprint_freezes_objects_unless_the_user_did(
+    frozen: int, freezes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: frozen)
+    for name in ("collect", "freeze", "unfreeze"):
+        monkeypatch.setattr(gc, name, lambda name=name: done.append(name))
+    monkeypatch.setattr(memory, "_malloc_trim", lambda: lambda pad: done.append(f"trim {pad}"))
+    with memory.footprint() as read:
+        assert done == ["collect", *["freeze"] * freezes]
+        assert read() > 2**20
+        assert done[-2:] == ["collect", "trim 0"]
+    assert done[-1] == ("unfreeze" if freezes else "trim 0")
+    monkeypatch.setattr(memory, "_malloc_trim", lambda: None)
+    with memory.footprint() as read:
+        assert read() > 2**20
+
+
+def test_another_c_library_cannot_return_free_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
+    assert memory._malloc_trim() is None
+
+
 def test_a_skipped_step_is_not_among_the_watched_ones_and_a_failed_one_is() -> None:
     watch = MemoryWatch(lambda: ())
     with watch:
@@ -140,8 +217,8 @@ def test_resident_memory_is_on_the_clock_of_the_trace() -> None:
         time.sleep(0.05)
 
     plan = Plan(warmup=0, steps=1, traced=1, flops=False)
-    memory = recording_of(capture_step(step, plan=plan, namespace={"model": model}), "step").memory
-    assert memory is not None
-    assert len(memory.resident)
-    at = memory.changes["time_ns"]
-    assert memory.resident["time_ns"].between(at.min() - 10**10, at.max() + 10**10).all()
+    record = recording_of(capture_step(step, plan=plan, namespace={"model": model}), "step").memory
+    assert record is not None
+    assert len(record.resident)
+    at = record.changes["time_ns"]
+    assert record.resident["time_ns"].between(at.min() - 10**10, at.max() + 10**10).all()

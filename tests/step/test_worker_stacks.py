@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
+import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from time import sleep
@@ -19,8 +22,10 @@ from torch.utils.data import DataLoader, Dataset, dataloader
 
 import perfnb
 from perfnb.flame.step_stacks import step_stacks
+from perfnb.step import worker_stacks
 from perfnb.step.stack_sampler import StackSampler
-from perfnb.step.worker_stacks import WorkerStacks
+from perfnb.step.worker_stacks import IDLE, INTERVAL_S, WorkerStacks
+from tests.fake_clock import FakeClock
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -128,6 +133,119 @@ def test_saved_with_the_profile(profile: perfnb.Profile, tmp_path: Path) -> None
 def test_the_loader_is_as_it_was(made: DataLoader[Any], profile: perfnb.Profile) -> None:
     assert made.worker_init_fn is seeded
     require_restored()
+
+
+def worker_loop(work: Callable[[], Any]) -> Any:
+    """Stands for the function that torch runs in a worker."""
+    return work()
+
+
+@pytest.fixture
+def _in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_stacks, "_LOOP", worker_loop.__code__)
+
+
+def frames_here() -> Any:
+    return worker_stacks._frames(sys._getframe(1))
+
+
+@pytest.mark.usefixtures("_in_a_worker")
+def test_a_workers_frames_are_those_inside_its_loop_outermost_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def outer() -> Any:
+        return inner()
+
+    def inner() -> Any:
+        return frames_here()
+
+    def place(function: Any) -> tuple[str, str, int, int]:
+        first = function.__code__.co_firstlineno
+        return (function.__qualname__, __file__, first, first + 1)
+
+    assert frames_here() is None
+    assert worker_loop(outer) == (place(outer), place(inner))
+    monkeypatch.setattr(worker_stacks, "DEEPEST", 2)
+    assert worker_loop(outer) == (place(outer), place(inner))
+    monkeypatch.setattr(worker_stacks, "DEEPEST", 1)
+    assert worker_loop(outer) == (place(outer),)
+    assert worker_stacks._frames(None) is None
+
+
+@pytest.mark.usefixtures("_in_a_worker")
+@pytest.mark.parametrize(
+    ("name", "file", "idle"),
+    [("get", "queues.py", True), ("put", "queues.py", False), ("get", "other.py", False), ("get", "", False)],
+)
+def test_a_worker_that_gets_from_a_queue_waits_for_work(name: str, file: str, idle: bool) -> None:
+    scope: dict[str, Any] = {"frames_here": frames_here}
+    path = str(Path("lib", "multiprocessing", file)) if file else "queues.py"
+    exec(compile(f"def {name}():\n    return frames_here()", path, "exec"), scope)
+    assert worker_loop(scope[name]) == ((IDLE,) if idle else ((name, path, 1, 2),))
+    # A queue that the dataset itself reads is work.
+    found = worker_loop(lambda: scope[name]())
+    assert len(found) == 2
+
+
+@pytest.mark.usefixtures("_in_a_worker")
+def test_samples_are_written_while_the_pass_lasts_and_read_with_their_times(
+    monkeypatch: pytest.MonkeyPatch, clock: FakeClock
+) -> None:
+    naps: list[float] = []
+    workers = WorkerStacks()
+    with workers:
+        folder = Path(workers._folder)
+        path, go = folder / "4-3.stacks", folder / "go"
+        path.touch()
+
+        def nap(seconds: float) -> None:
+            naps.append(seconds)
+            clock.now_ns += 1_000_000 * len(naps)
+            if len(naps) == 2:
+                go.touch()
+            if len(naps) == 6:
+                go.unlink()
+
+        monkeypatch.setattr(time, "sleep", nap)
+        write = worker_stacks._write_samples
+        worker_loop(lambda: write(str(path), str(go), threading.get_ident()))
+        lines = path.read_text().splitlines()
+        entries = [json.loads(line) for line in lines]
+        assert [number for _, number, *_ in entries] == [0, 0, 0, 0]
+        assert [len(new) for _, _, *new in entries] == [1, 0, 0, 0]  # each stack is written once
+        times = [weight for weight, *_ in entries]
+        assert times == pytest.approx([3e6, 4e6, 5e6, 6e6], abs=5_000)
+        assert naps[:2] == [worker_stacks._LOOKS_S] * 2
+        assert all(0.5 * INTERVAL_S <= seconds <= 1.5 * INTERVAL_S for seconds in naps[2:])
+
+        (folder / "0-1.stacks").write_text('[5, 0, [["a", "f", 1, 2]]]\n[7, 1, [["b", "f", 3, 4]]]\n[9, 0]\n[1, 0')
+        first, second, third = workers.read()
+        assert first == (1, (("a", "f", 1, 2),), 2, 14)
+        assert second == (1, (("b", "f", 3, 4),), 1, 7)
+        assert (third.worker, third.samples, third.weight_ns) == (3, 4, sum(times))
+        assert [name.rpartition(".")[2] for name, *_ in third.frames] == ["<lambda>", "_write_samples", "nap"][:2]
+
+        write(str(folder / "gone.stacks"), str(go), 0)  # the capture has ended
+        assert len(naps) == 6
+        go.touch()
+        write(str(folder / "gone.stacks"), str(go), 0)
+        assert not (folder / "gone.stacks").exists()
+
+
+def test_a_worker_starts_its_thread_before_the_users_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said: list[Any] = []
+    monkeypatch.setattr(worker_stacks, "_write_samples", lambda *args: said.append(args))
+    sampled = worker_stacks._Sampled(lambda worker: said.append(worker), str(tmp_path), 2)
+    sampled(5)
+    wait_until(lambda: len(said) == 2)
+    assert 5 in said
+    assert (str(tmp_path / "2-5.stacks"), str(tmp_path / "go"), threading.get_ident()) in said
+
+    def none(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading, "Thread", none)
+    sampled(6)
+    assert said[-1] == 6
+    worker_stacks._Sampled(None, str(tmp_path), 2)(7)
 
 
 @pytest.mark.deep
