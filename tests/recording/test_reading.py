@@ -20,8 +20,10 @@ from perfnb.errors import TraceError
 from perfnb.recording import executors, reading
 from perfnb.recording.executors import answers, is_executor
 from perfnb.recording.from_trace import WHOLE_TRACE, layers_read, layers_written, rows_of_trace, with_module_layers
+from perfnb.recording.job import RANKS, place_of_rank, tell_of_ranks
 from perfnb.recording.reading import in_rank_order, rank_of_name, read_file, read_recordings, trace_files
 from perfnb.recording.recording import Recording
+from perfnb.recording.store import SavedFolder
 from perfnb.trace.trace_file import Limits
 from tests.recordings import ByHand
 from tests.written_traces import BACKWARD, Written, training
@@ -336,3 +338,25 @@ def test_an_executor_submits_or_maps(given: object, runs: bool) -> None:
 )
 def test_the_rank_in_the_name_of_a_file(name: str, rank: int | None) -> None:
     assert rank_of_name(name) == rank
+
+
+@pytest.mark.parametrize(
+    ("meta", "folder", "ranks"),
+    [
+        ({}, "run", None),
+        ({"job": {"rank": 0, "world_size": 1}}, "run", None),
+        ({"job": {"rank": 1, "world_size": 2}}, "run/rank_1", [0, 1]),
+        ({"job": {"rank": 2, "world_size": 3}}, "run/rank_2", [0, 1, 2]),
+    ],
+)
+def test_each_of_several_ranks_has_a_folder_of_its_own_and_tells_of_all(
+    tmp_path: Path, meta: dict[str, Any], folder: str, ranks: list[int] | None
+) -> None:
+    (tmp_path / "run").mkdir()
+
+    tell_of_ranks(tmp_path / "run", meta)
+
+    assert place_of_rank(tmp_path / "run", meta) == tmp_path / folder
+    assert RANKS.is_at(tmp_path / "run") is (ranks is not None)
+    if ranks:
+        assert SavedFolder(RANKS, tmp_path / "run").facts == {"ranks": ranks, "apart": True}
