@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from perfnb.ranks.collectives import _frequent, matching, waited_for, waits, with_waiting
+from perfnb.ranks.collectives import _frequent, _nearest_place, matching, waited_for, waits, with_waiting
 
 AHEAD_NS = 5_000_000_000
 
@@ -147,6 +147,13 @@ def test_the_most_frequent_differences_are_medians_of_their_windows() -> None:
     assert sorted(_frequent(differences, 5, 3)) == [0, 12, 100]
     assert _frequent(differences, 5, 9) == _frequent(differences, 5, 3)
     assert _frequent(differences[:0], 5, 3) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "place"), [(-9, 0), (0, 0), (5, 0), (6, 1), (10, 1), (14, 1), (15, 1), (16, 2), (20, 2), (99, 2)]
+)
+def test_the_nearest_of_two_is_the_earlier_if_both_are_as_near(wanted: int, place: int) -> None:
+    assert _nearest_place(np.array([0, 10, 20]), np.array([wanted])).tolist() == [place]
 
 
 @pytest.mark.parametrize(("off", "known"), [((2, 5), True), ((2, 4, 6), False)])
