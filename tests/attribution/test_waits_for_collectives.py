@@ -12,6 +12,7 @@ import pytest
 
 import perfnb
 from perfnb.attribution.attribution import attribute
+from perfnb.attribution.collective_waits import _started_by
 from perfnb.attribution.collectives import (
     _matched,
     _shared_out,
@@ -321,3 +322,26 @@ def test_equal_collectives_are_one_row_with_their_figures_per_step() -> None:
     assert waited["bytes_per_s"].fillna(-1).tolist() == [-1, pytest.approx(2_000 / 4e-6), -1]
     assert collective_table(calls, 0)["ms"].tolist() == [0.02, 0.008, 0.003]
     assert collective_table(calls.iloc[:0], 2).empty
+
+
+@pytest.mark.parametrize(
+    ("begin", "kind", "started", "started_kind", "by"),
+    [
+        ([10, 20], "AB", [], "", [-1, -1]),
+        ([], "", [5], "A", []),
+        ([10, 20], "AB", [5, 15], "AB", [0, 1]),
+        ([10], "A", [10], "A", [0]),
+        ([10], "A", [11], "A", [-1]),
+        ([20, 30], "BA", [1, 11, 21], "ABA", [1, 2]),  # the first run is missing
+        ([20, 30], "AB", [1, 11, 31], "ABA", [0, 1]),  # the last one
+        ([5, 15, 25], "ABA", [11, 21], "BA", [-1, 0, 1]),  # the first operator
+        ([5, 15, 25], "ABA", [1, 11], "AB", [0, 1, -1]),  # the last one
+        ([20], "A", [1, 11], "AA", [0]),
+    ],
+)
+def test_a_run_was_started_by_the_operator_of_the_same_place(
+    begin: list[int], kind: str, started: list[int], started_kind: str, by: list[int]
+) -> None:
+    arrays = (np.array(values) for values in (begin, [*kind], np.array(started, dtype=int), [*started_kind]))
+
+    assert _started_by(*arrays).tolist() == by

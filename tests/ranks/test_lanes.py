@@ -129,7 +129,7 @@ def test_each_rank_has_a_bar_in_which_even_the_shortest_part_is_seen() -> None:
     assert [line[:6] for line in (first, second)] == ["    2 ", "    5 "]
     assert computing != exposed
     assert bars == [computing, computing * 20 + exposed * 20]
-    assert [word[0] for line in marks for word in line.split("  ")] == [computing, exposed]
+    assert [word[0] for line in marks for word in line.split("  ") if word] == [computing, exposed]
     assert "Longest wait" not in picture.html()  # type: ignore[misc]
     assert all(len(line) <= 26 for line in picture.text(3)[:2])  # type: ignore[misc]
 

@@ -19,7 +19,7 @@ import perfnb
 from perfnb.errors import RecordingError
 from perfnb.recording import frame_files, saved_profile
 from perfnb.recording.frame_files import FrameFile, SavedColumn
-from perfnb.recording.raw_frames import RAW_FRAMES, frame_of_rows, raw_frame
+from perfnb.recording.raw_frames import RAW_FRAMES, frame_of_rows, frame_of_schema, raw_frame
 from perfnb.recording.recording import PythonRecord, Recording
 from perfnb.recording.saved_profile import SavedProfile
 from perfnb.recording.schema import conform
@@ -78,6 +78,16 @@ def test_a_frame_without_rows_has_its_types(name: str) -> None:
 
     for column, kind in RAW_FRAMES[name].items():
         assert frame[column].dtype == kind.dtype
+
+
+def test_a_table_of_the_schema_needs_all_its_columns_or_those_that_are_told() -> None:
+    whole, part = frame_of_schema("marks"), frame_of_schema("marks", {"name": SavedColumn(TEXT)})
+
+    assert whole.keys() == part.keys()
+    assert {(kind.needed, kind.missing) for kind in whole.values()} == {(True, True)}
+    assert part["name"] == SavedColumn(TEXT)
+    assert {(kind.needed, kind.missing) for name, kind in part.items() if name != "name"} == {(False, True)}
+    assert frame_of_schema("ops")["op"] == SavedColumn(TEXT, missing=True, index=True)
 
 
 def test_columns_that_the_schema_does_not_know_are_refused() -> None:
