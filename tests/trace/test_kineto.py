@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec import Raw
 
 from perfnb.errors import TraceError
@@ -441,36 +439,3 @@ def test_files_are_read_plain_and_compressed(tmp_path: Path, pack: Any) -> None:
     path.write_bytes(pack(json.dumps({"traceEvents": [EVENT]}).encode()))
 
     assert read(path).names == read(str(path)).names == ["aten::mm"]
-
-
-NUMBERS = st.none() | st.integers(-(2**63), 2**63 - 1)
-EVENTS = st.fixed_dictionaries(
-    {
-        "ph": st.just("X"),
-        "name": st.text(st.characters(exclude_categories=["Cs"])),
-        "cat": st.text(st.characters(exclude_categories=["Cs"])).filter(
-            lambda text: text not in ("Trace", "cpu_instant_event", *OLD_CATEGORIES)
-        ),
-        "ts": st.integers(0, 10**15).map(lambda ns: ns / 1000),
-        "dur": st.integers(0, 10**12).map(lambda ns: ns / 1000),
-        "tid": NUMBERS,
-        "args": st.fixed_dictionaries(
-            {}, optional=dict.fromkeys(("correlation", "device", "stream", "Sequence number", "other"), NUMBERS)
-        ),
-    }
-)
-
-
-@pytest.mark.slow
-@given(st.lists(EVENTS, max_size=20))
-def test_any_events_come_back_as_columns(events: list[dict[str, Any]]) -> None:
-    trace = decode(json.dumps({"traceEvents": events}).encode())
-
-    assert [trace.names[code] for code in trace.name] == [event["name"] for event in events]
-    assert [trace.categories[code] for code in trace.category] == [event["cat"] for event in events]
-    assert trace.start_ns.tolist() == [round(event["ts"] * 1000) for event in events]
-    assert trace.duration_ns.tolist() == [round(event["dur"] * 1000) for event in events]
-    assert trace.thread.tolist() == [MISSING if event["tid"] is None else event["tid"] for event in events]
-    for column, name in (("correlation",) * 2, ("sequence", "Sequence number")):
-        values = [event["args"].get(name) for event in events]
-        assert getattr(trace, column).tolist() == [MISSING if value is None else value for value in values]
