@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from perfnb.errors import TraceError
@@ -225,7 +224,8 @@ def test_a_process_reads_a_file_with_the_same_options_and_returns_all_its_record
     assert not isinstance(answer, str)
     assert [one.meta["name"] for one in answer] == [one.meta["name"] for one in made]
     for one, other in zip(answer, made, strict=True):
-        pd.testing.assert_frame_equal(one.events, other.events, check_like=True)
+        for column in ("name", "start_ns", "duration_ns"):
+            assert one.events[column].tolist() == other.events[column].tolist()
     assert not processes._running
 
 

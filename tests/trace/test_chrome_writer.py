@@ -19,7 +19,8 @@ def ints(*values: int) -> Any:
 
 
 def read(parts: Iterable[str]) -> list[Any]:
-    return json.loads(f"[{','.join(parts)}]")
+    events: list[Any] = json.loads(f"[{','.join(parts)}]")
+    return events
 
 
 @pytest.fixture(params=[1, 2, 9])
