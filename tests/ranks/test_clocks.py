@@ -10,7 +10,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from perfnb.ranks.collectives import _frequent, _nearest_place, matching, waited_for, waits, with_waiting
+from perfnb.ranks.collectives import (
+    Ends,
+    TwoRanks,
+    _frequent,
+    _nearest_place,
+    matching,
+    waited_for,
+    waits,
+    with_waiting,
+)
 
 AHEAD_NS = 5_000_000_000
 
@@ -156,11 +165,41 @@ def test_the_nearest_of_two_is_the_earlier_if_both_are_as_near(wanted: int, plac
     assert _nearest_place(np.array([0, 10, 20]), np.array([wanted])).tolist() == [place]
 
 
-@pytest.mark.parametrize(("off", "known"), [((2, 5), True), ((2, 4, 6), False)])
-def test_pairs_in_order_must_agree_in_three_of_four(off: tuple[int, ...], known: bool) -> None:
+@pytest.mark.parametrize(
+    ("keys", "other_keys", "shift", "from_end", "pairs"),
+    [
+        ([0, 0], [0, 0], 0, False, [(0, 0), (1, 1)]),
+        ([0, 0, 0], [0, 0], 0, False, []),
+        ([0, 0, 0], [0, 0], 1, False, [(0, 1)]),
+        ([0, 0, 0], [0, 0], -1, False, [(1, 0), (2, 1)]),
+        ([0, 0, 0], [0, 0], 0, True, [(1, 0), (2, 1)]),
+        ([0, 0, 0], [0, 0], 1, True, [(0, 0), (1, 1)]),
+        ([0, 0, 0], [0, 0], -1, True, [(2, 0)]),
+        ([0, 0, 1], [0, 0, 1, 1], 0, False, [(0, 0), (1, 1)]),
+        ([0, 0, 1], [0, 0, 1, 1], 0, True, [(0, 0), (1, 1), (2, 3)]),
+        ([0, 0, 1], [0, 0, 1, 1], 1, False, [(0, 1), (2, 3)]),
+    ],
+)
+def test_pairs_are_of_one_key_and_counted_from_either_end(
+    keys: list[int], other_keys: list[int], shift: int, from_end: bool, pairs: list[tuple[int, int]]
+) -> None:
+    both = TwoRanks(*(Ends(np.array(k), np.arange(len(k)) * 10**6, np.zeros(len(k), bool)) for k in (keys, other_keys)))
+
+    mine, others = both._nth(shift, from_end)
+
+    assert list(zip(mine.tolist(), others.tolist(), strict=True)) == pairs
+
+
+@pytest.mark.parametrize(
+    ("off", "by_ns", "known"),
+    [((2, 5), 90_000, True), ((2, 4, 6), 90_000, False), ((2, 4, 6), 50_000, True), ((2, 4, 6), 50_001, False)],
+)
+def test_pairs_in_order_must_agree_in_three_of_four_to_a_quarter_of_their_distance(
+    off: tuple[int, ...], by_ns: int, known: bool
+) -> None:
     end = ends(200, 8)  # evenly, so that only their order tells them apart
     others = end + AHEAD_NS
-    others[list(off)] += 90_000
+    others[list(off)] += by_ns
 
     _, clocks = matching({0: table(0, end, 9_000), 1: table(1, others, 9_000)})
 

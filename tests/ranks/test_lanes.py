@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pandas as pd
 import pytest
 
@@ -147,3 +149,13 @@ def test_the_longest_wait_is_from_the_first_to_the_last_that_arrives() -> None:
     assert "allreduce: rank 5 arrived last, 2.00 ms after the first" in page
     assert "allgather: rank 2 arrived last, 4.00 ms after the first" in page
     assert page.count("<circle") == 2
+    lines = [re.findall(r"([\d.]+) ([\d.]+)", path) for path in re.findall(r'd="M([^"]*)" fill="none"', page)]
+    (allgather, allreduce) = [[(float(x), float(y)) for x, y in line] for line in lines]  # the longest wait first
+    (x1, upper), (x3, lower) = allreduce
+    (x8, y8), (x4, y4) = allgather
+    assert (x3 - x1) / 2 == pytest.approx(x4 - x3, abs=0.2)
+    assert (x3 - x1) * 2 == pytest.approx(x8 - x4, abs=0.2)
+    assert x1 < x3
+    assert (y8, y4) == (upper, lower)
+    assert upper < lower
+    assert re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', page) == [lines[0][0], lines[1][1]]
