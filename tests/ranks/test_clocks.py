@@ -200,9 +200,12 @@ def test_pairs_in_order_must_agree_in_three_of_four_to_a_quarter_of_their_distan
     end = ends(200, 8)  # evenly, so that only their order tells them apart
     others = end + AHEAD_NS
     others[list(off)] += by_ns
+    one_kind = np.zeros(8, dtype=np.int64)
+    both = TwoRanks(*(Ends(one_kind, times, one_kind > 0) for times in (end, others)))
 
     _, clocks = matching({0: table(0, end, 9_000), 1: table(1, others, 9_000)})
 
+    assert both._by_order() == (AHEAD_NS if known else None)
     assert clocks["ahead_us"].notna().tolist() == [True, known]
     if known:
         assert clocks.loc[1, "ahead_us"] == pytest.approx(AHEAD_NS / 1e3)
