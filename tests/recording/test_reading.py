@@ -216,7 +216,12 @@ def test_a_process_reads_a_file_with_the_same_options_and_returns_all_its_record
 ) -> None:
     made = [ByHand().step(0, 100 + place).op("aten::mm", 10, 20).recording(name=f"{place}") for place in range(2)]
     asked: list[Any] = []
-    monkeypatch.setattr(reading, "read_file", lambda *given, **named: (asked.append((given, named)), made)[1])
+
+    def read_file(*given: Any, **named: Any) -> list[Recording]:
+        asked.append((given, named))
+        return made
+
+    monkeypatch.setattr(reading, "read_file", read_file)
 
     answer = processes.read("a.json", Limits(max_bytes=7, max_events=9), 3, "pass")
 
@@ -315,7 +320,7 @@ def test_calls_that_have_not_begun_are_cancelled_when_nobody_wants_their_answers
             later.run()
         return first[-1]
 
-    later.submit = submit_and_run  # type: ignore[method-assign]
+    later.submit = submit_and_run  # type: ignore[method-assign, assignment]
     assert next(found) == (2, (0, 5))
     found.close()
 
