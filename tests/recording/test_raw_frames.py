@@ -252,7 +252,8 @@ def test_a_row_that_refers_to_none_is_damage(
     assert SavedProfile(saved).recording().python is not None
     file = saved / f"{frame}.parquet"
     table = pd.read_parquet(file)
-    table[column] = np.resize(np.array(values, dtype=table[column].dtype), len(table))
+    kind: Any = table[column].dtype
+    table[column] = np.resize(np.array(values, dtype=kind), len(table))
     table.to_parquet(file)
 
     with pytest.raises(RecordingError, match=rf"{frame}\.parquet is damaged: its column '{column}' "):
@@ -290,6 +291,7 @@ def test_a_profile_of_another_rank_has_no_tables_of_the_old_one(tmp_path: Path) 
     assert (saved.of_rank(5).meta["rank"], saved.meta["rank"]) == (5, 3)
     assert saved.of_rank(5).recording().rank == 5
     found = saved.table("ops", "a")
+    assert found is not None
     pd.testing.assert_frame_equal(found, ops)
     assert all(one is None for one in (saved.table("ops", "b"), saved.table("ops", None), saved.table("layers", "a")))
     assert saved.of_rank(5).table("ops", "a") is None
