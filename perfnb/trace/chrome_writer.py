@@ -175,7 +175,7 @@ def _written(column: TextColumn | Json, part: slice) -> list[str]:
     used, place = np.unique(column.codes[part], return_inverse=True)
     encode = _json if isinstance(column, Json) else _text
     texts = ["" if code == MISSING else encode(column.texts[code]) for code in used.tolist()]
-    return [texts[code] for code in place.reshape(-1).tolist()]
+    return [texts[code] for code in place.tolist()]
 
 
 def _text(text: str) -> str:

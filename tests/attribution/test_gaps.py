@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from perfnb.attribution.blocks import host_blocks
 from perfnb.profile.profile import Profile
 from tests.attribution.test_attribution import in_us
 from tests.recordings import ByHand
@@ -128,3 +131,45 @@ def test_a_loss_that_is_computed_again_in_backward_is_recomputation() -> None:
     hand.node("CheckpointBackward", 400, 900, 1).call(model, 450, 600).op("aten::mse_loss", 460, 590, 3)
 
     assert phases(hand) == {"forward": 200, "loss": 100, "backward": 500, "other": 200}
+
+
+@pytest.mark.parametrize(
+    ("around", "name", "copying"),
+    [
+        ([("aten::to", 100, 200), ("aten::copy_", 110, 190)], "Memcpy HtoD (Pinned -> Device)", 100),
+        ([("aten::to", 100, 200)], "Memcpy DtoH (Device -> Pinned)", 0),
+        ([], "Memcpy HtoD", 1),
+        ([("mine::load", 90, 210), ("aten::to", 100, 200)], "Memcpy HtoD", 100),
+        ([("aten::to", 100, 200), ("mine::load", 110, 190)], "Memcpy HtoD", 1),
+        ([("aten::to", 1_100, 1_200)], "Memcpy HtoD", 0),
+    ],
+)
+def test_the_outermost_torch_op_that_copies_to_a_device_is_host_to_device(
+    around: list[tuple[str, int, int]], name: str, copying: int
+) -> None:
+    hand, _ = begun()
+    for op, begin, end in around:
+        hand.op(op, begin, end)
+    hand.kernel(name, 1_120 if (around or [("", 0, 0)])[0][1] > 1_000 else 120, 2_000, 2_100, category="gpu_memcpy")
+
+    assert phases(hand) == {"other": 1000 - copying} | ({"host_to_device": copying} if copying else {})
+
+
+def test_a_copy_in_another_block_or_in_a_users_range_is_not_host_to_device_itself() -> None:
+    hand, model = begun()
+    hand.call(model, 100, 300).op("aten::to", 110, 200).kernel("Memcpy HtoD", 120, 150, 160, category="gpu_memcpy")
+    hand.event("aten::to", 400, 500, "user_annotation").op("aten::copy_", 410, 450)
+    hand.kernel("Memcpy HtoD", 420, 450, 460, category="gpu_memcpy")
+    hand.event("load", 600, 700, "user_annotation", correlation=-1).event("Memcpy HtoD", 610, 620, "gpu_memcpy")
+
+    assert phases(hand) == {"forward": 200, "host_to_device": 40, "other": 760}
+
+
+def test_a_step_that_a_layer_fills_has_no_gap_and_without_a_step_there_is_no_time() -> None:
+    hand, model = begun()
+    hand.call(model, 0, 1000).op("aten::mm", 10, 20)
+
+    assert phases(hand) == {"forward": 1000}
+    none = host_blocks(ByHand().op("aten::mm", 10, 20).recording().events)
+    assert none.blocks.empty
+    assert none.block.tolist() == [-1]

@@ -6,12 +6,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 import perfnb
 from perfnb.attribution.attribution import attribute
-from perfnb.attribution.collectives import _matched, collective_calls
+from perfnb.attribution.collective_waits import _started_by
+from perfnb.attribution.collectives import (
+    _matched,
+    _shared_out,
+    _until_received,
+    _with_counted,
+    collective_calls,
+    collective_table,
+)
+from perfnb.attribution.interval_sets import union
 from perfnb.profile.profile import Profile
 from perfnb.recording.recording import ArithmeticRecord
 from tests.attribution.test_gaps import phases
@@ -210,3 +220,128 @@ def test_an_extra_collective_leaves_equal_ones_certain(
     seen: str, counted: str, sizes: list[int], matched: list[int]
 ) -> None:
     assert _matched([*seen], [*counted], [(size, "float32") for size in sizes]).tolist() == matched
+
+
+def test_counted_bytes_fill_in_only_what_a_trace_does_not_tell() -> None:
+    recording = ByHand().step(0, 1000).op("aten::mm", 1, 2).recording()
+    ops = ["aten::mm", "c10d::wait_", "c10d::allreduce_", "_c10d_functional::broadcast", "my c10d::broadcast_"]
+    calls = pd.DataFrame({"op": ops, "bytes": [1, 2, 8, 4, 16], "dtype": ["a", "b", "float32", None, "e"]})
+    calls = calls.rename_axis("number").iloc[::-1]
+    frame = pd.DataFrame(
+        {
+            "step": [0, 0, 1, 1],
+            "collective": ["allreduce", "broadcast"] * 2,
+            "bytes": [-1, -1, 0, 5],
+            "dtype": ["", "", "int8", ""],
+        }
+    )
+
+    counted = replace(recording, arithmetic=ArithmeticRecord(recording.events, calls))
+
+    assert _with_counted(counted, frame)[["bytes", "dtype"]].to_numpy().tolist() == [
+        *([8, "float32"], [4, ""], [0, "int8"], [5, ""])
+    ]
+    assert _with_counted(recording, frame) is frame
+    assert _with_counted(counted, frame.iloc[:0]).empty
+
+
+@pytest.mark.parametrize(
+    ("time", "intervals", "shares"),
+    [
+        ([(0, 100)], [], []),
+        ([], [(0, 50)], [0]),
+        ([(0, 200)], [(50, 100)], [50]),
+        ([(0, 10), (20, 30)], [(0, 30)], [20]),
+        ([(0, 100)], [(0, 50), (20, 100)], [50, 50]),
+        ([(0, 100)], [(20, 100), (0, 50)], [50, 50]),
+        ([(0, 100)], [(60, 70), (0, 100)], [10, 90]),
+        ([(0, 100)], [(60, 70), (65, 80), (0, 100)], [10, 10, 80]),
+        ([(0, 100)], [(0, 50), (20, 50)], [50, 0]),
+        ([(0, 100)], [(60, 70), (80, 90)], [10, 10]),
+    ],
+)
+def test_time_in_several_intervals_belongs_to_the_one_that_ends_first(
+    time: list[tuple[int, int]], intervals: list[tuple[int, int]], shares: list[int]
+) -> None:
+    start, end = (np.array([one[side] for one in intervals], dtype=np.int64) for side in (0, 1))
+    known = union(*(np.array([one[side] for one in time], dtype=np.int64) for side in (0, 1)))
+
+    assert _shared_out(known, start, end).tolist() == shares
+
+
+@pytest.mark.parametrize(
+    ("ends", "until"),
+    [
+        ([], []),
+        ([5, 8, 20], [5, 10, 25]),
+        ([8, 8, 5], [10, 10, 5]),
+        ([10, 25], [10, 25]),
+        ([9, 10], [9, 10]),
+        ([11, 14, 30], [11, 14, 30]),
+        ([0, 16], [0, 25]),
+    ],
+)
+def test_the_last_collective_of_a_wait_ends_with_it(ends: list[int], until: list[int]) -> None:
+    waiting = union(np.array([1, 15]), np.array([10, 25]))
+    given = np.array(ends, dtype=np.int64)
+
+    assert _until_received(given, waiting).tolist() == until
+    assert _until_received(given, union(given, given)).tolist() == ends
+
+
+def test_equal_collectives_are_one_row_with_their_figures_per_step() -> None:
+    same = {"collective": "allreduce", "group": "0", "dtype": "float32", "bytes": 1_000, "layer": "", "bucket": 0}
+    times = {"start_ns": 0, "begin_ns": 1_000, "end_ns": 3_000, "exposed_ns": 500}
+    other = {"group": "", "dtype": "", "bytes": -1, "layer": "net", "bucket": -1}
+    calls = pd.DataFrame(
+        [
+            {**same, **times},
+            {**same, **times, "end_ns": 5_000, "exposed_ns": 1_500},
+            {**same, **other, **times, "end_ns": 20_000},
+            {**same, **times, "collective": "broadcast", "begin_ns": 3_000},
+        ]
+    )
+
+    table = collective_table(calls, 2)
+    waited = collective_table(calls.assign(waiting_ns=pd.array([500, 1_500, None, 0], dtype="Int64")), 2)
+
+    assert table["collective"].tolist() == ["allreduce", "allreduce", "broadcast"]
+    assert table["group"].fillna("none").tolist() == ["none", "0", "0"]
+    assert table["dtype"].fillna("none").tolist() == ["none", "float32", "float32"]
+    assert table["layer"].fillna("none").tolist() == ["net", "none", "none"]
+    assert table["bucket"].fillna(-1).tolist() == [-1, 0, 0]
+    assert table["bytes"].fillna(-1).tolist() == [-1, 1_000, 1_000]
+    assert table["calls"].tolist() == [0.5, 1, 0.5]
+    assert table["ms"].tolist() == [0.01, 0.004, 0.0015]
+    assert table["exposed_ms"].tolist() == [0.00025, 0.001, 0.00025]
+    assert table["waiting_ms"].isna().all()
+    assert table["transfer_ms"].isna().all()
+    assert table["bytes_per_s"].fillna(-1).tolist() == [-1, pytest.approx(2_000 / 6e-6), -1]
+    assert waited["waiting_ms"].fillna(-1).tolist() == [-1, 0.001, 0]
+    assert waited["transfer_ms"].fillna(-1).tolist() == [-1, 0.002, 0]
+    assert waited["bytes_per_s"].fillna(-1).tolist() == [-1, pytest.approx(2_000 / 4e-6), -1]
+    assert collective_table(calls, 0)["ms"].tolist() == [0.02, 0.008, 0.003]
+    assert collective_table(calls.iloc[:0], 2).empty
+
+
+@pytest.mark.parametrize(
+    ("begin", "kind", "started", "started_kind", "by"),
+    [
+        ([10, 20], "AB", [], "", [-1, -1]),
+        ([], "", [5], "A", []),
+        ([10, 20], "AB", [5, 15], "AB", [0, 1]),
+        ([10], "A", [10], "A", [0]),
+        ([10], "A", [11], "A", [-1]),
+        ([20, 30], "BA", [1, 11, 21], "ABA", [1, 2]),  # the first run is missing
+        ([20, 30], "AB", [1, 11, 31], "ABA", [0, 1]),  # the last one
+        ([5, 15, 25], "ABA", [11, 21], "BA", [-1, 0, 1]),  # the first operator
+        ([5, 15, 25], "ABA", [1, 11], "AB", [0, 1, -1]),  # the last one
+        ([20], "A", [1, 11], "AA", [0]),
+    ],
+)
+def test_a_run_was_started_by_the_operator_of_the_same_place(
+    begin: list[int], kind: str, started: list[int], started_kind: str, by: list[int]
+) -> None:
+    arrays = (np.array(values) for values in (begin, [*kind], np.array(started, dtype=int), [*started_kind]))
+
+    assert _started_by(*arrays).tolist() == by

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from perfnb.ranks.collectives import _frequent, matching, waited_for, waits, with_waiting
+from perfnb.ranks.collectives import (
+    Ends,
+    TwoRanks,
+    _frequent,
+    _nearest_place,
+    matching,
+    waited_for,
+    waits,
+    with_waiting,
+)
 
 AHEAD_NS = 5_000_000_000
 
@@ -149,14 +158,54 @@ def test_the_most_frequent_differences_are_medians_of_their_windows() -> None:
     assert _frequent(differences[:0], 5, 3) == []
 
 
-@pytest.mark.parametrize(("off", "known"), [((2, 5), True), ((2, 4, 6), False)])
-def test_pairs_in_order_must_agree_in_three_of_four(off: tuple[int, ...], known: bool) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "place"), [(-9, 0), (0, 0), (5, 0), (6, 1), (10, 1), (14, 1), (15, 1), (16, 2), (20, 2), (99, 2)]
+)
+def test_the_nearest_of_two_is_the_earlier_if_both_are_as_near(wanted: int, place: int) -> None:
+    assert _nearest_place(np.array([0, 10, 20]), np.array([wanted])).tolist() == [place]
+
+
+@pytest.mark.parametrize(
+    ("keys", "other_keys", "shift", "from_end", "pairs"),
+    [
+        ([0, 0], [0, 0], 0, False, [(0, 0), (1, 1)]),
+        ([0, 0, 0], [0, 0], 0, False, []),
+        ([0, 0, 0], [0, 0], 1, False, [(0, 1)]),
+        ([0, 0, 0], [0, 0], -1, False, [(1, 0), (2, 1)]),
+        ([0, 0, 0], [0, 0], 0, True, [(1, 0), (2, 1)]),
+        ([0, 0, 0], [0, 0], 1, True, [(0, 0), (1, 1)]),
+        ([0, 0, 0], [0, 0], -1, True, [(2, 0)]),
+        ([0, 0, 1], [0, 0, 1, 1], 0, False, [(0, 0), (1, 1)]),
+        ([0, 0, 1], [0, 0, 1, 1], 0, True, [(0, 0), (1, 1), (2, 3)]),
+        ([0, 0, 1], [0, 0, 1, 1], 1, False, [(0, 1), (2, 3)]),
+    ],
+)
+def test_pairs_are_of_one_key_and_counted_from_either_end(
+    keys: list[int], other_keys: list[int], shift: int, from_end: bool, pairs: list[tuple[int, int]]
+) -> None:
+    both = TwoRanks(*(Ends(np.array(k), np.arange(len(k)) * 10**6, np.zeros(len(k), bool)) for k in (keys, other_keys)))
+
+    mine, others = both._nth(shift, from_end)
+
+    assert list(zip(mine.tolist(), others.tolist(), strict=True)) == pairs
+
+
+@pytest.mark.parametrize(
+    ("off", "by_ns", "known"),
+    [((2, 5), 90_000, True), ((2, 4, 6), 90_000, False), ((2, 4, 6), 50_000, True), ((2, 4, 6), 50_001, False)],
+)
+def test_pairs_in_order_must_agree_in_three_of_four_to_a_quarter_of_their_distance(
+    off: tuple[int, ...], by_ns: int, known: bool
+) -> None:
     end = ends(200, 8)  # evenly, so that only their order tells them apart
     others = end + AHEAD_NS
-    others[list(off)] += 90_000
+    others[list(off)] += by_ns
+    one_kind = np.zeros(8, dtype=np.int64)
+    both = TwoRanks(*(Ends(one_kind, times, one_kind > 0) for times in (end, others)))
 
     _, clocks = matching({0: table(0, end, 9_000), 1: table(1, others, 9_000)})
 
+    assert both._by_order() == (AHEAD_NS if known else None)
     assert clocks["ahead_us"].notna().tolist() == [True, known]
     if known:
         assert clocks.loc[1, "ahead_us"] == pytest.approx(AHEAD_NS / 1e3)

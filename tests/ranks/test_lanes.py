@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pandas as pd
 import pytest
 
 from perfnb.ranks.lanes import StepLanes, gpu_lane, step_lanes
+from perfnb.ranks.lanes_view import lanes_picture
 from tests.traces_by_hand import Trace
 
 NCCL = "ncclDevKernel_AllReduce"
@@ -109,3 +112,50 @@ def test_stretches_with_an_invisible_gap_are_one() -> None:
     assert drawn is not None
     assert rounded(drawn.lanes) == [[0, "forward", 0.0, 0.7], [0, "forward", 0.8, 1.0]]
     assert drawn.span_ms == 1.0
+
+
+def drawn_by_hand(*arrivals: tuple[int, str, int, float, float]) -> StepLanes:
+    """Return a step of 10 ms of ranks 5 and 2, with arrivals at these collectives."""
+    rows = [(5, "computing_ms", 0.0, 5.0), (5, "exposed_ms", 5.0, 10.0), (2, "computing_ms", 0.0, 0.01)]
+    lanes = pd.DataFrame(rows, columns=["rank", "part", "start_ms", "end_ms"])
+    columns = ["place", "kind", "rank", "at_ms", "waiting_ms"]
+    return StepLanes(3, 10.0, lanes, pd.DataFrame(arrivals, columns=columns).astype({"waiting_ms": "float64"}))
+
+
+def test_each_rank_has_a_bar_in_which_even_the_shortest_part_is_seen() -> None:
+    picture = lanes_picture(drawn_by_hand((1, "allreduce", 2, 1.0, 0.0)))
+    first, second, *marks = picture.text(47)  # type: ignore[misc]
+
+    bars = [line[6:] for line in (first, second)]
+    computing, exposed = bars[1][0], bars[1][-1]
+    assert [line[:6] for line in (first, second)] == ["    2 ", "    5 "]
+    assert computing != exposed
+    assert bars == [computing, computing * 20 + exposed * 20]
+    assert [word[0] for line in marks for word in line.split("  ") if word] == [computing, exposed]
+    assert "Longest wait" not in picture.html()  # type: ignore[misc]
+    assert all(len(line) <= 26 for line in picture.text(3)[:2])  # type: ignore[misc]
+
+
+def test_the_longest_wait_is_from_the_first_to_the_last_that_arrives() -> None:
+    lanes = drawn_by_hand(
+        *((1, "allreduce", 2, 1.0, 2.0), (1, "allreduce", 5, 3.0, 0.0)),
+        *((2, "allgather", 2, 8.0, 0.0), (2, "allgather", 5, 4.0, 4.0)),
+    )
+    picture = lanes_picture(lanes)
+    page = picture.html()  # type: ignore[misc]
+
+    sentence = "Longest wait: allgather, at which rank 5 arrived first after 4.00 ms, and rank 2 last after 8.00 ms."
+    assert " ".join(picture.text(200)).endswith(sentence)  # type: ignore[misc]
+    assert "allreduce: rank 5 arrived last, 2.00 ms after the first" in page
+    assert "allgather: rank 2 arrived last, 4.00 ms after the first" in page
+    assert page.count("<circle") == 2
+    lines = [re.findall(r"([\d.]+) ([\d.]+)", path) for path in re.findall(r'd="M([^"]*)" fill="none"', page)]
+    (allgather, allreduce) = [[(float(x), float(y)) for x, y in line] for line in lines]  # the longest wait first
+    (x1, upper), (x3, lower) = allreduce
+    (x8, y8), (x4, y4) = allgather
+    assert (x3 - x1) / 2 == pytest.approx(x4 - x3, abs=0.2)
+    assert (x3 - x1) * 2 == pytest.approx(x8 - x4, abs=0.2)
+    assert x1 < x3
+    assert (y8, y4) == (upper, lower)
+    assert upper < lower
+    assert re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', page) == [lines[0][0], lines[1][1]]

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import perfnb
-from perfnb.errors import RecordingError
+from perfnb.errors import RecordingError, TraceError
 from tests.ranks.rank_traces import TABLES, rank_trace, written
 from tests.trace.test_public_traces import FOLDER
 from tests.written_traces import Written
@@ -60,6 +60,22 @@ def test_without_collectives_nothing_is_claimed(tmp_path: Path) -> None:
     assert ranks.times["waiting_ms"].isna().all()
     assert ranks.clocks["ahead_us"].isna().tolist() == [False, True, True]
     assert "No collective could be matched" in " ".join(str(ranks).split())
+
+
+def test_what_is_no_list_of_ranks_is_one_error(tmp_path: Path) -> None:
+    paths = written(tmp_path, [Written().step(0, 0, 10).op("aten::mm", 1, 2)] * 2)
+    ranks = perfnb.load(paths)
+    saved = [profile.save(tmp_path / f"saved-{rank}") for rank, profile in enumerate(ranks)]
+
+    assert ranks.meta == {rank: ranks[rank].meta for rank in (0, 1)}
+    with pytest.raises(TypeError, match=r"a\[0\]\.compare\(b\[0\]\)"):
+        ranks.compare(ranks)
+    with pytest.raises(TraceError, match="the list of files is empty"):
+        perfnb.load([])
+    with pytest.raises(RecordingError, match=r"nowhere\.json does not exist"):
+        perfnb.load([paths[0], tmp_path / "nowhere.json"])
+    with pytest.raises(TraceError, match=r"steps only applies to traces, but .*saved-0 is a saved profile"):
+        perfnb.load(saved, steps="step")
 
 
 @pytest.mark.slow

@@ -99,6 +99,8 @@ def test_ranks_reduced_to_their_tables_have_these_and_say_what_is_missing(tmp_pa
         pd.testing.assert_frame_equal(getattr(ranks, table).drop(columns="rank"), expected)
     assert ranks.times["wall_ms"].tolist() == pytest.approx([0.1, 0.101])
     assert ranks.times["computation_ms"].isna().all()
+    assert ranks.collectives.empty
+    assert ranks.collectives["rank"].dtype == "int64"
     assert ranks.straggler is None
     said = " ".join(str(ranks).split())
     assert "reduced to their tables" in said

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -25,7 +24,6 @@ from perfnb.recording.store import SavedFolder
 from perfnb.watching.saved import WATCH
 from tests.recording.altered import VALUES, Harm, columns_altered, keys_altered, outcome, shows, trace
 from tests.step.models import three_linears, training_step
-from tests.written_traces import Written
 
 
 def live(folder: Path) -> Path:
@@ -220,73 +218,6 @@ def test_marks_of_steps_without_the_facts_of_a_trace_are_no_error(tmp_path: Path
     (saved / "profile.json").write_text(json.dumps(content))
 
     assert perfnb.load(saved).events["step"].dropna().tolist() == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("frame", "column", "values"),
-    [
-        ("modules", "parent", 7),
-        ("modules", "depth", 1),
-        ("spans", "layer", 7),
-        ("spans", "layer", -2),
-        ("events", "duration_ns", -1),
-        ("steps", "wall_ms", float("inf")),
-    ],
-)
-def test_values_out_of_range_are_damage(tmp_path: Path, frame: str, column: str, values: float) -> None:
-    saved = traced(tmp_path)
-    file = saved / f"{frame}.parquet"
-    table = pd.read_parquet(file)
-    table.assign(**{column: np.array([values] * len(table), dtype=table[column].dtype)}).to_parquet(file)
-
-    with pytest.raises(RecordingError, match=rf"{frame}\.parquet is damaged: its column '{column}' "):
-        perfnb.load(saved)
-
-
-@pytest.mark.slow
-def test_calls_of_layers_that_are_nowhere_told_of_are_damage(tmp_path: Path) -> None:
-    made = Written().step(1, 0, 90).op("aten::mm", 1, 9)
-    saved = perfnb.load(made.write(tmp_path / "trace.json")).save(tmp_path / "run")
-    table = pd.read_parquet(saved / "events.parquet")
-    table.assign(span=np.arange(len(table))).to_parquet(saved / "events.parquet")
-
-    with pytest.raises(
-        RecordingError, match=r"events\.parquet is damaged: its column 'span' contains an out-of-range val"
-    ):
-        perfnb.load(saved)
-
-
-@pytest.mark.slow
-def test_what_a_file_tells_of_itself_is_not_believed(tmp_path: Path) -> None:
-    """A file without figures of its columns, and with another type in pandas' notes."""
-    saved = traced(tmp_path)
-    file = saved / "events.parquet"
-    table = pq.read_table(file)
-    place = table.schema.get_field_index("duration_ns")
-    broken = pa.array([-1] * len(table), pa.int64())
-    pq.write_table(table.set_column(place, "duration_ns", broken), file, write_statistics=False)
-    with pytest.raises(RecordingError, match=r"events\.parquet is damaged: its column 'duration_ns' contains an"):
-        perfnb.load(saved)
-
-    notes = json.loads(table.schema.metadata[b"pandas"])
-    for one in notes["columns"]:
-        one["numpy_type"] = "Int64" if one["name"] == "thread" else one["numpy_type"]
-    pq.write_table(table.replace_schema_metadata({b"pandas": json.dumps(notes).encode()}), file)
-    assert perfnb.load(saved)._recording.events["thread"].dtype == "int64"
-
-
-@pytest.mark.slow
-def test_rows_are_counted_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved = traced(tmp_path)
-    names = pq.read_schema(saved / "events.parquet").names
-    many = pa.array(np.zeros(200_000, dtype=np.int64))
-    pq.write_table(pa.table(dict.fromkeys(names, many)), saved / "events.parquet", compression="zstd")
-    monkeypatch.setattr(frame_files, "_ROWS_OF_ANY", 1_000)
-    monkeypatch.setattr(pq.ParquetFile, "read", lambda *_, **__: pytest.fail("it was read"))
-
-    with pytest.raises(RecordingError, match=r"events\.parquet is damaged: it claims to contain 200,000 rows in "):
-        perfnb.load(saved)
 
 
 def with_column(file: Path, name: str, column: pa.Array) -> None:

@@ -14,6 +14,11 @@ from perfnb.recording.compiled_layers import (
     UNCACHED,
     CompiledCode,
     Graph,
+    _below,
+    _called,
+    _head,
+    _is_below,
+    common_prefix,
     graph_keys,
     region_ids,
     with_compiled_regions,
@@ -471,3 +476,56 @@ def test_frozen_objects_are_named_as_the_reason_for_hidden_layers() -> None:
     hidden = told(one_region().recording(frozen=True), [])
 
     assert "gc.freeze() hides compiled code from perfnb" in " ".join(str(Profile(hidden)).split())
+
+
+@pytest.mark.parametrize(
+    ("chains", "prefix"),
+    [
+        ([], ()),
+        ([()], ()),
+        ([(1, 2)], (1, 2)),
+        ([(1, 2), (1, 2)], (1, 2)),
+        ([(1, 2, 3), (1, 2)], (1, 2)),
+        ([(1, 2, 3), (1, 4, 3)], (1,)),
+        ([(1, 2), (2, 2)], ()),
+        ([(1, 2), ()], ()),
+    ],
+)
+def test_layers_have_in_common_those_around_all(chains: list[tuple[int, ...]], prefix: tuple[int, ...]) -> None:
+    assert common_prefix(chains) == prefix
+
+
+@pytest.mark.parametrize(
+    ("path", "below"),
+    [
+        ("L['self']", ""),
+        ("L['self'].blocks[0]._modules['up']", ".blocks.0.up"),
+        ("L['self']._orig_mod.net[\"a.b\"]", ".net.a.b"),
+        ("L['self'][''].net", ".net"),
+        ("L['self'].a[12][x]", ".a.12"),
+    ],
+)
+def test_a_path_below_a_variable_is_written_as_the_name_of_a_layer(path: str, below: str) -> None:
+    assert _head(path) == "L['self']"
+    assert _below("L['self']", path) == below
+
+
+def test_a_path_is_below_another_only_at_the_end_of_a_part() -> None:
+    assert _head("self.a") == ""
+    assert _head("G['net'].a") == "G['net']"
+    for path, is_below in ((".a", True), (".a.b", True), (".a[0]", True), (".ab", False), (".b.a", False), ("", False)):
+        assert _is_below("L['x'].a", f"L['x']{path}") is is_below
+
+
+@pytest.mark.parametrize(
+    ("event", "name"),
+    [
+        ("aten::mm", "::mm"),
+        ("a::b::mm", "::mm"),
+        ("graph_12_cpp_fused_0", "cpp_fused_0"),
+        ("my_graph_12_x", "my_graph_12_x"),
+        ("graph__x", "graph__x"),
+    ],
+)
+def test_an_event_is_named_like_the_kernel_that_it_calls(event: str, name: str) -> None:
+    assert _called(event) == name

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import gzip
-from concurrent.futures import ThreadPoolExecutor
+import io
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import redirect_stderr
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +16,15 @@ from typing import Any
 import pytest
 
 from perfnb.errors import TraceError
+from perfnb.recording import executors, reading
+from perfnb.recording.executors import answers, is_executor
 from perfnb.recording.from_trace import WHOLE_TRACE, layers_read, layers_written, rows_of_trace, with_module_layers
+from perfnb.recording.job import RANKS, place_of_rank, tell_of_ranks
 from perfnb.recording.reading import in_rank_order, rank_of_name, read_file, read_recordings, trace_files
 from perfnb.recording.recording import Recording
+from perfnb.recording.store import SavedFolder
 from perfnb.trace.trace_file import Limits
+from tests.recordings import ByHand
 from tests.written_traces import BACKWARD, Written, training
 
 LOADER = "enumerate(DataLoader)#_Iter.__next__"
@@ -175,6 +185,186 @@ def test_the_traces_of_a_folder_are_in_the_order_of_their_numbers(tmp_path: Path
     assert not names & {"host.trace.json.gz", "perfetto_trace.json.gz"}
 
 
-@pytest.mark.parametrize(("name", "rank"), [("job_rank3.json.gz", 3), ("rank12.json", 12), ("trace.json", None)])
+class Process:
+    """A process that reads files as the real one does, but inside this process."""
+
+    ends: int | None = None
+
+    def __init__(self, command: list[str], **options: Any) -> None:
+        assert command == [sys.executable, "-m", "perfnb.recording.reading"]
+        self.returncode, self.killed = 0, False
+
+    def communicate(self, question: str) -> tuple[None, str]:
+        with pytest.MonkeyPatch.context() as patch, redirect_stderr(io.StringIO()) as said:
+            patch.setattr(sys, "stdin", io.StringIO(question))
+            self.returncode = reading._answer() if self.ends is None else self.ends
+        return None, said.getvalue()
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[reading._Processes]:
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    with reading._Processes() as processes:
+        yield processes
+
+
+def test_a_process_reads_a_file_with_the_same_options_and_returns_all_its_recordings(
+    processes: reading._Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [ByHand().step(0, 100 + place).op("aten::mm", 10, 20).recording(name=f"{place}") for place in range(2)]
+    asked: list[Any] = []
+
+    def read_file(*given: Any, **named: Any) -> list[Recording]:
+        asked.append((given, named))
+        return made
+
+    monkeypatch.setattr(reading, "read_file", read_file)
+
+    answer = processes.read("a.json", Limits(max_bytes=7, max_events=9), 3, "pass")
+
+    assert asked == [(("a.json", Limits(max_bytes=7, max_events=9), 3), {"steps": "pass"})]
+    assert not isinstance(answer, str)
+    assert [one.meta["name"] for one in answer] == [one.meta["name"] for one in made]
+    for one, other in zip(answer, made, strict=True):
+        for column in ("name", "start_ns", "duration_ns"):
+            assert one.events[column].tolist() == other.events[column].tolist()
+    assert not processes._running
+
+
+def test_a_process_that_fails_says_why(
+    processes: reading._Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bad.json").write_text("{}")
+    path = str(tmp_path / "bad.json")
+
+    assert processes.read(path, Limits(), None, None) == reading._read_or_say(path, Limits(), None, None)
+    monkeypatch.setattr(Process, "ends", -9)
+    assert "bad.json was not read: the process that was reading it exited with code -9" in str(
+        processes.read(path, Limits(), None, None)
+    )
+    assert not processes._running
+
+
+def test_processes_are_killed_by_an_error_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    for error in (None, KeyboardInterrupt):
+        process = Process([sys.executable, "-m", "perfnb.recording.reading"])
+        processes = reading._Processes()
+        processes._running.add(process)  # type: ignore[arg-type]
+        processes.__exit__(error, None, None)
+        assert process.killed is (error is not None)
+        assert (processes.read("a.json", Limits(), None, None) == "a.json was not read.") is (error is not None)
+
+
+class Later:
+    """An executor that runs the calls in the opposite order once it holds as many as it is told to."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.waiting, self.asked = most, list[tuple[Callable[[], Any], Future[Any]]](), 0
+
+    def submit(self, function: Callable[..., Any], *given: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.waiting.append((lambda: function(*given), future))
+        self.asked += 1
+        if len(self.waiting) == self.most:
+            while self.waiting:
+                self.run()
+        return future
+
+    def run(self) -> None:
+        function, future = self.waiting.pop()
+        try:
+            future.set_result(function())
+        except Exception as error:
+            future.set_exception(error)
+
+
+class Mapping:
+    """An executor that only maps."""
+
+    def map(self, function: Callable[[Any], Any], given: Any) -> Iterator[Any]:
+        return map(function, given)
+
+
+def test_answers_come_with_the_place_of_their_question_as_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    questions = [(n, 2) for n in (1, 0, 3, 4)]
+    monkeypatch.setattr(executors, "_MOST_WAITING", 2)
+    later = Later(2)
+
+    found, asked = [], []
+    for one in answers(later, divmod, questions):
+        found.append(one)
+        asked.append(later.asked)
+    with_error = dict(answers(Later(1), divmod, [(1, 1), (1, 0), (5, 3)]))
+
+    assert sorted(found) == [(0, (0, 1)), (1, (0, 0)), (2, (1, 1)), (3, (2, 0))]
+    assert asked == [2, 3, 4, 4]  # at most two answers are not yet retrieved
+    assert [*answers(Mapping(), divmod, questions)] == sorted(found)
+    assert (with_error[0], with_error[2]) == ((1, 0), (1, 2))
+    assert isinstance(with_error[1], ZeroDivisionError)
+    assert list(answers(later, divmod, [])) == []
+
+
+def test_calls_that_have_not_begun_are_cancelled_when_nobody_wants_their_answers() -> None:
+    later = Later(9)
+    found = answers(later, divmod, [(1, 2), (3, 4), (5, 6)])
+    submit = later.submit
+    first: list[Any] = []
+
+    def submit_and_run(*given: Any) -> Any:
+        first.append(submit(*given))
+        if len(first) == 3:
+            later.run()
+        return first[-1]
+
+    later.submit = submit_and_run  # type: ignore[method-assign, assignment]
+    assert next(found) == (2, (0, 5))
+    found.close()
+
+    assert [one.cancelled() for one in first] == [True, True, False]
+    with pytest.raises(CancelledError):
+        first[0].result()
+
+
+@pytest.mark.parametrize(
+    ("given", "runs"),
+    [(Later(1), True), (Mapping(), True), (Mapping, False), (3, False), (type("", (), {"map": 3})(), False)],
+)
+def test_an_executor_submits_or_maps(given: object, runs: bool) -> None:
+    assert is_executor(given) is runs
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        *(("job_rank3.json.gz", 3), ("rank12.json", 12), ("trace.json", None), ("RANK-07.json", 7), ("rank 5", 5)),
+        *(("rank123456789.json", 123456789), ("rank1234567890.json", None), ("rankx3.json", None), ("rank__3", None)),
+    ],
+)
 def test_the_rank_in_the_name_of_a_file(name: str, rank: int | None) -> None:
     assert rank_of_name(name) == rank
+
+
+@pytest.mark.parametrize(
+    ("meta", "folder", "ranks"),
+    [
+        ({}, "run", None),
+        ({"job": {"rank": 0, "world_size": 1}}, "run", None),
+        ({"job": {"rank": 1, "world_size": 2}}, "run/rank_1", [0, 1]),
+        ({"job": {"rank": 2, "world_size": 3}}, "run/rank_2", [0, 1, 2]),
+    ],
+)
+def test_each_of_several_ranks_has_a_folder_of_its_own_and_tells_of_all(
+    tmp_path: Path, meta: dict[str, Any], folder: str, ranks: list[int] | None
+) -> None:
+    (tmp_path / "run").mkdir()
+
+    tell_of_ranks(tmp_path / "run", meta)
+
+    assert place_of_rank(tmp_path / "run", meta) == tmp_path / folder
+    assert RANKS.is_at(tmp_path / "run") is (ranks is not None)
+    if ranks:
+        assert SavedFolder(RANKS, tmp_path / "run").facts == {"ranks": ranks, "apart": True}

@@ -230,16 +230,6 @@ def test_a_newer_form_asks_for_a_newer_perfnb(saved: Path) -> None:
         perfnb.load(saved)
 
 
-@pytest.mark.parametrize("frame", ["events", "steps", "modules", "spans"])
-def test_a_frame_without_its_columns_is_damaged(saved: Path, frame: str) -> None:
-    pd.DataFrame({"other": [1]}).to_parquet(saved / f"{frame}.parquet")
-
-    with pytest.raises(RecordingError) as caught:
-        perfnb.load(saved)
-
-    assert f"{frame}.parquet" in str(caught.value)
-
-
 def test_where_there_is_no_profile_the_error_says_so(tmp_path: Path) -> None:
     with pytest.raises(RecordingError, match=r"contains neither a saved profile \(no profile\.json\) nor traces"):
         perfnb.load(tmp_path)

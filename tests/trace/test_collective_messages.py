@@ -20,7 +20,9 @@ def test_elements_have_the_size_of_torchs_dtypes() -> None:
 
 
 def raw(value: Any) -> msgspec.Raw:
-    """Return an argument as a trace spells it; empty if there is none."""
+    """Return an argument as a trace spells it; empty if there is none. Bytes are the spelling itself."""
+    if isinstance(value, bytes):
+        return msgspec.Raw(value)
     return msgspec.Raw(b"") if value is None else msgspec.Raw(msgspec.json.encode(value))
 
 
@@ -33,6 +35,13 @@ def raw(value: Any) -> msgspec.Raw:
         (None, None, None, [[[2, 3], [4]], [], [1]], ["TensorList", "long int"], (10, "int64")),
         (None, None, None, [[0], [2, -1]], ["Scalar"], (None, "")),
         (10, None, "unheard of", [], ["c10::Half"], (10, "")),
+        (0, -1, "Float", [5], [], (0, "float32")),
+        (2**62 - 1, 2**62, None, None, ["unheard of", 3, "INT"], (2**62 - 1, "int32")),
+        (None, None, ["Long", "Float"], [[2**61, 2], [2**62 - 1], [2**62]], None, (2**62 - 1, "int64")),
+        (None, None, 5, 5, b"[", (None, "")),
+        (None, None, b'"\xe9"', b"[" * 100_000, "bool", (None, "bool")),
+        (None, None, None, {"a": [2]}, {"a": "bool"}, (None, "")),
+        (None, None, None, [[[[2, 3], [4]], [[5]]], [[]], 7], None, (15, "")),
     ],
 )
 def test_the_larger_of_what_is_sent_and_received(
@@ -41,17 +50,28 @@ def test_the_larger_of_what_is_sent_and_received(
     assert message_of(sent, received, raw(dtype), raw(shapes), raw(types)) == message
 
 
-def test_what_may_describe_a_message() -> None:
-    for name in ("record_param_comms", "c10d::allreduce_"):
-        assert runs_on_host(name)
-        assert may_send(name)
-    for name, sends in (
-        ("ncclDevKernel_AllReduce_Sum", True),
-        ("nccl:all_reduce", True),
-        ("aten::mm", False),
-    ):
-        assert not runs_on_host(name)
-        assert may_send(name) is sends
+@pytest.mark.parametrize(
+    ("name", "on_host", "sends"),
+    [
+        ("record_param_comms", True, True),
+        ("record_param_comms_", False, False),
+        ("c10d::allreduce_", True, True),
+        ("_c10d_functional::all_gather_into_tensor", True, True),
+        ("c10d::wait_", False, False),
+        ("gloo:all_reduce", True, True),
+        ("xccl:broadcast", True, True),
+        ("gloo:wait", False, False),
+        ("my gloo:all_reduce", False, False),
+        ("all_reduce", False, False),
+        ("ncclDevKernel_AllReduce_Sum", False, True),
+        ("nccl:all_reduce", False, True),
+        ("my rccl", False, True),
+        ("aten::mm", False, False),
+    ],
+)
+def test_what_runs_on_the_host_and_what_may_describe_a_message(name: str, on_host: bool, sends: bool) -> None:
+    assert runs_on_host(name) is on_host
+    assert may_send(name) is sends
 
 
 @pytest.mark.parametrize(

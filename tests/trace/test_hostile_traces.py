@@ -33,10 +33,12 @@ BROKEN = {
     "name is a number": json.dumps([{**EVENT, "name": 3}]).encode(),
     "an argument is a list": json.dumps([{**EVENT, "args": {"stream": [7]}}]).encode(),
     "base is a string": b'{"traceEvents": [], "baseTimeNanoseconds": "x"}',
+    "base is damaged": b'{"baseTimeNanoseconds": "\xe9", "traceEvents": []}',
     "base too large": b'{"traceEvents": [], "baseTimeNanoseconds": 4611686018427387904}',
     "end too late": json.dumps([{**EVENT, "ts": 4e15, "dur": 4e15}]).encode(),
     "an allocation too late": b'[{"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": 9.2e15}]',
     "time is text that is no number": json.dumps([{**EVENT, "ts": "NaN"}]).encode(),
+    "time is an empty text": json.dumps({"traceEvents": [{**EVENT, "ts": ""}]}).encode(),
     "time is a list": json.dumps([{**EVENT, "dur": [1]}]).encode(),
     "time too long": json.dumps([{**EVENT, "ts": 1e300}]).encode(),
     "time infinite": b'[{"ph": "X", "dur": 1e999}]',
@@ -52,21 +54,35 @@ BROKEN = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("data", BROKEN.values(), ids=BROKEN)
-@pytest.mark.parametrize("compressed", [False, True])
-def test_what_is_no_trace_is_one_error_that_names_the_file(tmp_path: Path, data: bytes, compressed: bool) -> None:
+#: Parts of the reasons for some of them.
+REASONS = {
+    "empty": "it is empty",
+    "html": "neither a JSON object nor a list",
+    "no events": "without a list of events",
+    "base is a string": "its baseTimeNanoseconds",
+    "base is damaged": "its baseTimeNanoseconds is damaged",
+    "end too late": "the end of an event in it",
+    "time is text that is no number": "a ts or dur in it",
+    "name is a number": "damaged or cut off after byte",
+    "time is an empty text": "a ts or dur after byte",
+    "null bytes": "null bytes",
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_what_is_no_trace_is_one_error_that_names_the_file(tmp_path: Path, broken: str) -> None:
     path = tmp_path / "run.json"
-    path.write_bytes(gzip.compress(data) if compressed else data)
+    for data in (BROKEN[broken], gzip.compress(BROKEN[broken])):
+        path.write_bytes(data)
 
-    with pytest.raises(TraceError) as caught:
-        read(path)
+        with pytest.raises(TraceError, match=REASONS.get(broken)) as caught:
+            read(path)
 
-    message = str(caught.value)
-    assert str(path) in message
-    assert message.endswith(".")
-    assert len(message) < 500
-    assert gc.isenabled()
+        message = str(caught.value)
+        assert str(path) in message
+        assert message.endswith(".")
+        assert len(message) < 500
+        assert gc.isenabled()
 
 
 @pytest.mark.parametrize("code", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])

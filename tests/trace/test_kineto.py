@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from msgspec import Raw
 
 from perfnb.errors import TraceError
+from perfnb.trace.chrome_json import NO_TEXT
 from perfnb.trace.columns import MISSING, TraceColumns
-from perfnb.trace.kineto import decode, read
+from perfnb.trace.kineto import annotated, decode, read, text_of, whole_number
 
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 9, "ts": 1.5, "dur": 2.25, "args": {}}
 
@@ -124,10 +124,17 @@ def test_processes_and_threads_are_named() -> None:
         names("thread_name", "stream", pid="Spans", tid="x"),
         names("process_labels", "CPU", pid=8),
         names("thread_name", 5, pid=1, tid="2"),
+        {"ph": "M", "name": "process_labels", "pid": 9, "args": {"labels": " GPU 0 "}},
+        {"ph": "M", "name": "process_labels", "pid": 10, "args": None},
+        {"ph": "M", "name": "process_name", "pid": 10, "args": None},
+        {"ph": "i", "name": "process_name", "pid": 11, "args": {"name": "x"}},
+        {"ph": "i", "name": "process_labels", "pid": 11, "args": {"labels": "x"}},
+        {"ph": "M", "name": "process_sort_index", "pid": 12, "args": {"name": "x", "labels": "x"}},
         {"pid": "Spans", "tid": "x"},
     )
 
     assert trace.process_names == {7: "python3"}
+    assert trace.process_labels == {8: "", 9: "GPU 0"}
     assert trace.thread_names == {
         (7, 9): "thread 9 (main)",
         (trace.process[1], trace.thread[1]): "stream",
@@ -178,12 +185,13 @@ def test_collectives_and_their_groups_are_codes_of_texts() -> None:
         {"args": {"Collective name": "broadcast", **group, "Process Group Ranks": [0, 1]}},
         {"args": {"Collective name": "", "Process Group Name": "", "Process Group Ranks": None}},
         {"args": {"Collective name": "allreduce", "Process Group Name": "größe"}},
+        {"args": {"Process Group Ranks": [2]}},
     )
 
     assert trace.collective_names == ["allreduce", "broadcast"]
-    assert trace.collective.tolist() == [0, MISSING, 1, MISSING, 0]
-    assert trace.group_names == ["0 [0, 1]", "größe"]
-    assert trace.group.tolist() == [0, MISSING, 0, MISSING, 1]
+    assert trace.collective.tolist() == [0, MISSING, 1, MISSING, 0, MISSING]
+    assert trace.group_names == ["0 [0, 1]", "größe", "[2]"]
+    assert trace.group.tolist() == [0, MISSING, 0, MISSING, 1, 2]
 
 
 def test_what_a_synchronisation_waits_for_is_a_column_and_an_unsigned_minus_one_is_none() -> None:
@@ -267,9 +275,162 @@ def test_devices_are_told() -> None:
         assert columns_of({}, deviceProperties=nothing).devices == []
 
 
-@pytest.mark.parametrize("base", [0, 17, "17", 17.0, None, 1751410836000000000])
+@pytest.mark.parametrize("base", [0, 17, "17", 17.0, None, 1751410836000000000, 2**62 - 1, 1 - 2**62])
 def test_the_base_of_times_is_a_whole_number(base: Any) -> None:
     assert columns_of({}, baseTimeNanoseconds=base).base_ns == int(base or 0)
+
+
+@pytest.mark.parametrize("base", [2**62, -(2**62), "x", 0.5, [1]])
+def test_a_base_that_is_no_time_is_the_one_error(base: Any) -> None:
+    with pytest.raises(TraceError, match="its baseTimeNanoseconds is not a time that perfnb can represent"):
+        columns_of({}, baseTimeNanoseconds=base)
+
+
+def test_an_event_ends_before_the_latest_time_that_can_be_represented() -> None:
+    half = 2**61 // 1000
+    assert columns_of({"ts": half, "dur": half + 1}).start_ns.tolist() == [half * 1000]
+    with pytest.raises(TraceError, match=r"the end of an event in it is not a time .*: ts \+ dur"):
+        columns_of({"ts": half, "dur": half + 2})
+
+
+def test_allocations_are_in_chronological_order_and_only_they_are_memory() -> None:
+    def instant(at: float, size: int, **rest: Any) -> dict[str, Any]:
+        args = {"Addr": 64, "Bytes": size, "Device Type": 1, "Device Id": 2, "Total Allocated": 9, "Total Reserved": 8}
+        return {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": at, "args": args, **rest}
+
+    trace = columns_of(
+        instant(2, 20),
+        instant(1.5, 10, ph="X", pid=3, tid="4"),
+        instant(2, -20, args=None),
+        instant(0, 1, name="[outOfMemory]"),
+        instant(0, 2, cat="other"),
+        {"name": "[memory]"},
+    )
+
+    memory = trace.memory
+    assert trace.names == ["[memory]"]
+    assert memory.time_ns.tolist() == [1500, 2000, 2000]
+    assert memory.bytes.tolist() == [10, 20, MISSING]
+    assert (memory.process.tolist(), memory.thread.tolist()) == ([3, 7, 7], [4, 9, 9])
+    for name, value in (("address", 64), ("device_type", 1), ("device", 2), ("allocated", 9), ("reserved", 8)):
+        assert getattr(memory, name).tolist() == [value, value, MISSING], name
+
+
+ONE_GROUP = {"pg_config": [{"pg_name": "0", "ranks": [0, 1]}]}
+
+
+@pytest.mark.parametrize(
+    ("job", "name"),
+    [
+        (ONE_GROUP, "0 [0, 1]"),
+        ({"pg_config": [{"ranks": []}]}, "[]"),
+        ({"pg_config": ONE_GROUP["pg_config"] * 2}, None),
+        ({"pg_config": []}, None),
+        ({"pg_config": ["0"]}, None),
+        ({"pg_config": {"pg_name": "0", "ranks": [0, 1]}}, None),
+        ({"pg_config": [{"pg_name": 0, "ranks": [0, 1]}]}, None),
+        ({"pg_config": [{"pg_name": "0"}]}, None),
+        ({"pg_config": [{"pg_name": "0", "ranks": [0, "1"]}]}, None),
+        ([ONE_GROUP], None),
+    ],
+)
+def test_a_jobs_only_group_is_that_of_the_collectives_on_the_host_that_name_none(job: Any, name: str | None) -> None:
+    named = {"name": "gloo:all_reduce", "args": {"Process Group Name": "1", "Process Group Ranks": "[2]"}}
+    trace = columns_of({"name": "gloo:all_reduce"}, {}, named, {"name": "ncclDevKernel_AllReduce"}, distributedInfo=job)
+
+    groups = [None if code == MISSING else trace.group_names[code] for code in trace.group]
+    assert groups == [name, None, "1 [2]", None]
+    assert columns_of(distributedInfo=job).group_names == []
+    assert columns_of(named, distributedInfo=job).group_names == ["1 [2]"]
+
+
+def test_messages_are_read_from_events_that_may_send_one() -> None:
+    sent = {"In msg nelems": 10, "Out msg nelems": 20, "dtype": "Float"}
+    trace = decode(
+        json.dumps(
+            [
+                {**EVENT, "name": "aten::mm", "args": sent},
+                {**EVENT, "name": "ncclDevKernel_AllReduce", "args": sent},
+                {**EVENT, "name": "gloo:all_reduce", "args": {"Input Dims": [[2, 3]], "Input type": ["c10::Half"]}},
+                {**EVENT, "name": "gloo:all_reduce"},
+            ]
+        ).encode()
+    )
+
+    assert trace.elements.tolist() == [MISSING, 20, 6, MISSING]
+    assert [trace.dtype_names[code] if code != MISSING else None for code in trace.dtype] == [
+        *(None, "float32", "float16", None)
+    ]
+
+
+def test_work_in_a_cuda_graph_has_the_module_of_its_annotation() -> None:
+    trace = columns_of(
+        {"args": {"graph node id": 5, "module_fqn": "a.b"}},
+        {"args": {"graph node id": 0, "module_fqn": "c"}},
+        {"args": {"module_fqn": "c"}},
+        {"args": {"graph node id": 6}},
+        {"args": {"graph node id": 7, "str": "words"}},
+        {"args": {"graph node id": 8, "module_fqn": "a.b"}},
+    )
+
+    assert trace.module_names == ["a.b", "words"]
+    assert trace.module.tolist() == [0, MISSING, MISSING, MISSING, 1, 0]
+    assert columns_of({"args": {"module_fqn": "c"}}).module.tolist() == [MISSING]
+
+
+@pytest.mark.parametrize(
+    ("module", "annotation", "mark", "text"),
+    [
+        ("a", None, None, "a"),
+        ("a", "b", "c", "a"),
+        (None, None, "c", "c"),
+        (None, None, None, ""),
+        (None, "words", "c", "words"),
+        (None, '[{"module_fqn": "a"}, {"str": "b"}]', None, "b"),
+        (None, '[{"str": "b"}, {"module_fqn": "a", "str": "c"}]', None, "a"),
+        (None, "[]", "c", ""),
+        (None, "[3]", None, "[3]"),
+        (None, 5, None, "5"),
+    ],
+)
+def test_an_annotation_is_a_module_or_words_and_the_last_of_several_counts(
+    module: Any, annotation: Any, mark: Any, text: str
+) -> None:
+    raw = (NO_TEXT if value is None else Raw(json.dumps(value).encode()) for value in (module, annotation, mark))
+
+    assert annotated(*raw) == text
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (json.dumps("größe").encode(), "größe"),
+        (b"", ""),
+        (b"null", ""),
+        (b"5", "5"),
+        (json.dumps("[1,\t2]").encode(), "[1, 2]"),
+        (b"[ [1,2],\n[ ] ]", "[[1, 2], []]"),
+        (b'"\xe9"', '"\\xe9"'),
+        (b"[" + b"1," * 50_000 + b"1]", f"[{'1, ' * 50_000}1]"),
+        (b"[" * 200 + b"]" * 200, "[" * 200 + "]" * 200),
+        (b"[" * 201 + b"]" * 201, "[" * 200 + "…"),
+    ],
+)
+def test_the_text_of_a_value_is_its_content_or_its_json_with_uniform_blanks(data: bytes, text: str) -> None:
+    assert text_of(data) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        *((5, 5), ("5", 5), ("-12", -12), (4.0, 4), (-4.0, -4)),
+        *((0.5, None), ("", None), ("0.5", None), ("+5", None), (None, None), ([5], None), (float("inf"), None)),
+        *((2**63 - 1, 2**63 - 1), (2**63, None), (-(2**63), -(2**63)), (-(2**63) - 1, None)),
+        *(("0" * 29 + "1", 1), ("0" * 30 + "1", None), (str(2**63), None)),
+    ],
+)
+def test_a_whole_number_is_one_that_fits_also_as_text(value: Any, number: int | None) -> None:
+    assert whole_number(value) == number
 
 
 @pytest.mark.parametrize("pack", [lambda data: data, gzip.compress])
@@ -278,36 +439,3 @@ def test_files_are_read_plain_and_compressed(tmp_path: Path, pack: Any) -> None:
     path.write_bytes(pack(json.dumps({"traceEvents": [EVENT]}).encode()))
 
     assert read(path).names == read(str(path)).names == ["aten::mm"]
-
-
-NUMBERS = st.none() | st.integers(-(2**63), 2**63 - 1)
-EVENTS = st.fixed_dictionaries(
-    {
-        "ph": st.just("X"),
-        "name": st.text(st.characters(exclude_categories=["Cs"])),
-        "cat": st.text(st.characters(exclude_categories=["Cs"])).filter(
-            lambda text: text not in ("Trace", "cpu_instant_event", *OLD_CATEGORIES)
-        ),
-        "ts": st.integers(0, 10**15).map(lambda ns: ns / 1000),
-        "dur": st.integers(0, 10**12).map(lambda ns: ns / 1000),
-        "tid": NUMBERS,
-        "args": st.fixed_dictionaries(
-            {}, optional=dict.fromkeys(("correlation", "device", "stream", "Sequence number", "other"), NUMBERS)
-        ),
-    }
-)
-
-
-@pytest.mark.slow
-@given(st.lists(EVENTS, max_size=20))
-def test_any_events_come_back_as_columns(events: list[dict[str, Any]]) -> None:
-    trace = decode(json.dumps({"traceEvents": events}).encode())
-
-    assert [trace.names[code] for code in trace.name] == [event["name"] for event in events]
-    assert [trace.categories[code] for code in trace.category] == [event["cat"] for event in events]
-    assert trace.start_ns.tolist() == [round(event["ts"] * 1000) for event in events]
-    assert trace.duration_ns.tolist() == [round(event["dur"] * 1000) for event in events]
-    assert trace.thread.tolist() == [MISSING if event["tid"] is None else event["tid"] for event in events]
-    for column, name in (("correlation",) * 2, ("sequence", "Sequence number")):
-        values = [event["args"].get(name) for event in events]
-        assert getattr(trace, column).tolist() == [MISSING if value is None else value for value in values]

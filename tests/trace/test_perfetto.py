@@ -13,8 +13,8 @@ import pytest
 import perfnb
 from perfnb.errors import TraceError
 from perfnb.trace.columns import TraceColumns
-from perfnb.trace.perfetto import READER, read
-from perfnb.trace.trace_file import LIMITS, reader_of
+from perfnb.trace.perfetto import READER, _pairs, _Slice, read
+from perfnb.trace.trace_file import LIMITS, MOST_TEXT, reader_of
 from tests.trace.test_xplane import written
 from tests.wire import message, varint
 
@@ -219,14 +219,95 @@ def test_the_first_category_and_the_first_of_several_values_count(tmp_path: Path
     assert trace.shape_texts == ["[1]"]
 
 
-def test_neighbours_do_not_nest(tmp_path: Path) -> None:
-    data = message(
-        packet(0, 1, (23, "first")), packet(10, 1, (23, "second")), packet(20, 1, (23, "none")),
-        packet(10, 2), packet(20, 2), packet(20, 2),
-    )  # fmt: skip
+def shapes(*fields: tuple[int, Any]) -> tuple[int, bytes]:
+    return (4, message((10, "Input Dims"), *fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "value"),
+    [
+        ([(2, 0)], "False"),
+        ([(2, 1)], "True"),
+        ([(3, 2**64 - 1)], "18446744073709551615"),
+        ([(7, 5)], "5"),
+        ([(4, -5)], "-5"),
+        ([(5, 0.25)], "0.25"),
+        ([(6, "a")], "a"),
+        ([(9, "b")], "b"),
+        ([(17, 1)], "interned"),
+        ([(11, b"")], None),
+        ([(6, "a"), (11, b"x"), (99, 3)], "a"),
+        ([(12, message((4, 2))), (12, message((12, message((4, 3))), (12, message((5, 0.5)))))], "[2, [3, 0.5]]"),
+        ([(12, message((6, "x" * MOST_TEXT))), (12, message((4, 12)))], f"[{'x' * (MOST_TEXT - 2)}…"),
+    ],
+)
+def test_an_argument_has_a_value_of_any_kind(tmp_path: Path, fields: list[tuple[int, Any]], value: str | None) -> None:
+    words = message((12, message((29, message((1, 1), (2, "interned"))))))
+    trace = read(written(tmp_path, message((1, words), packet(10, 1, (23, "a"), shapes(*fields)))), LIMITS)
+
+    assert trace.shape_texts == ([] if value is None else [value])
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "stream"), [(4, 7, 7), (4, 0, 0), (4, -5, -5), (3, 2**32 - 1, -1), (2, 1, 1), (6, "7", -1)]
+)
+def test_numbers_are_columns_and_an_unsigned_minus_one_and_texts_are_none(
+    tmp_path: Path, kind: int, given: int | str, stream: int
+) -> None:
+    arguments = [(4, message((10, "stream"), (kind, given))), (4, message((10, "other"), (4, 3)))]
+    trace = read(written(tmp_path, message(packet(10, 1, (23, "a"), *arguments))), LIMITS)
+
+    assert of_name(trace, "a").items() >= {"stream": stream, "device": -1}.items()
+
+
+def test_a_sequence_has_a_track_and_a_clock_for_all_its_slices(tmp_path: Path) -> None:
+    def of_sequence(number: int, *fields: tuple[int, Any]) -> tuple[int, bytes]:
+        return (1, message((10, number), *fields))
+
+    thread = (4, message((1, 42), (2, 43), (5, "main")))
+    tracks = [(1, message((60, message((1, uuid), thread)))) for uuid in (5, 6)]
+    defaults = of_sequence(1, (59, message((11, message((11, 5))))))
+    slices = [
+        of_sequence(1, (8, time), (11, message((9, kind), *more)))
+        for time, kind, more in ((1, 1, [(23, "default")]), (2, 1, [(23, "own"), (11, 6)]), (3, 2, []))
+    ]
+    data = message(*tracks, defaults, *slices, of_sequence(2, (8, 1), (11, message((9, 1), (23, "other")))))
     trace = read(written(tmp_path, data), LIMITS)
-    lasts = {name: of_name(trace, name)["duration_ns"] for name in trace.names}
-    assert lasts == {"first": 10, "second": 10, "none": 0}
+
+    assert of_name(trace, "default").items() >= {"duration_ns": 2, "process": 42, "thread": 43}.items()
+    assert of_name(trace, "own").items() >= {"duration_ns": 0, "process": 42, "thread": 43}.items()
+    assert of_name(trace, "other").items() >= {"duration_ns": 0, "process": -1}.items()
+    for clock, own, refused in ((63, 0, False), (64, 0, True), (64, 63, False), (63, 64, True)):
+        event = of_sequence(1, (8, 1), (11, message((9, 1))), *([(58, own)] if own else []))
+        path = written(tmp_path, message(of_sequence(1, (59, message((58, clock)))), event))
+        if refused:
+            with pytest.raises(TraceError, match="incremental timestamps"):
+                read(path, LIMITS)
+        else:
+            assert len(read(path, LIMITS)) == 1
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "paired", "alone"),
+    [
+        ([], [], [], 0),
+        ([], [5], [], 1),
+        ([5], [4], [(5, None)], 1),
+        ([5], [5], [(5, 5)], 0),
+        ([5], [6, 6], [(5, 6)], 1),
+        ([1, 2], [3, 4], [(2, 3), (1, 4)], 0),
+        ([1, 3], [3, 4], [(1, 3), (3, 4)], 0),
+        ([3, 1, 2], [4], [(3, 4), (1, None), (2, None)], 0),
+        ([1, 9], [3], [(1, 3), (9, None)], 0),
+    ],
+)
+def test_an_end_belongs_to_the_last_open_slice(
+    begins: list[int], ends: list[int], paired: list[tuple[int, int | None]], alone: int
+) -> None:
+    found, unpaired = _pairs([_Slice(time, "", "", {}) for time in begins], ends)
+
+    assert [(begin.time, end) for begin, end in found] == paired
+    assert unpaired == alone
 
 
 def test_strings_are_forgotten_when_the_sequence_says_so(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import gzip
 import os
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from perfnb.recording.reading import trace_files
 from perfnb.trace import protobuf, xplane
 from perfnb.trace.columns import TraceColumns
 from perfnb.trace.trace_file import LIMITS, Limits, reader_of
+from perfnb.trace.xla import framework_op, number_of, work_category
 from perfnb.trace.xplane import READER, read
 from perfnb.trace_names import told_direction
 from tests.wire import message, plane, space, varint
@@ -242,3 +244,44 @@ def test_a_real_file_has_the_kernels_that_are_known() -> None:
     first = np.flatnonzero(kernels & (trace.device == 0))
     streams, counts = np.unique(trace.stream[first], return_counts=True)
     assert dict(zip(streams.tolist(), counts.tolist(), strict=True)) == {15: 9, 16: 34, 17: 9, 18: 8}
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "stats", "category"),
+    [
+        ("Stream #7(Compute)", "gemm", {}, "kernel"),
+        ("Stream #7", "gemm", {}, "kernel"),
+        ("Stream #7(MemcpyH2D)", "x", {}, "gpu_memcpy"),
+        ("Stream #7(memcpy)", "MemsetD32", {}, "gpu_memset"),
+        ("Stream #7", "memcpyH2D", {}, "gpu_memcpy"),
+        ("Stream #7", "my memcpy", {}, "kernel"),
+        ("Stream #7(Compute,MemcpyH2D)", "gemm", {}, "kernel"),
+        ("Stream #7", "x", {"memset_details": "kind: device"}, "gpu_memset"),
+        ("Stream #7", "x", {"memcpy_details": "kind: h2d"}, "gpu_memcpy"),
+        ("XLA Ops", "copy.5", {}, "kernel"),
+    ],
+)
+def test_work_is_a_kernel_unless_its_name_line_or_details_say_otherwise(
+    line: str, name: str, stats: dict[str, Any], category: str
+) -> None:
+    assert work_category(line, name, stats) == category
+
+
+@pytest.mark.parametrize(
+    ("stats", "op"),
+    [
+        ({}, ""),
+        ({"name": "jit(f)/dot:", "tf_op": "a/b"}, "jit(f)/dot"),
+        ({"name": "dot", "tf_op": "a/b:c/d"}, "a/b"),
+        ({"name": "dot:a/b"}, ""),
+    ],
+)
+def test_an_op_of_a_framework_is_a_path(stats: dict[str, Any], op: str) -> None:
+    assert framework_op(stats) == op
+
+
+@pytest.mark.parametrize(
+    ("value", "number"), [(5, 5), (0, 0), ("12", 12), (-1, -1), (-2, -1), ("-2", -1), ("x", -1), (None, -1)]
+)
+def test_a_number_that_is_negative_or_none_is_missing(value: Any, number: int) -> None:
+    assert number_of(value) == number
