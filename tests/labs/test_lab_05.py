@@ -86,6 +86,6 @@ def test_time_by_arithmetic(
 def test_a_comparison_of_other_models_is_not_taken(comparison: ArchitectureComparison) -> None:
     other = replace(comparison, ratios=comparison.ratios.assign(b="mlp"))
 
-    assert "does not have the three models" in hint(
-        "5.2", dict.fromkeys(("time", "arithmetic", "per_flop"), 1.0), comparison=other
-    )
+    answer = {"time": 1.5, "arithmetic": RATIO, "per_flop": 1.5 / RATIO}
+
+    assert "does not have the three models" in hint("5.2", answer, comparison=other)

@@ -83,10 +83,9 @@ def compiling(graphs: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def compiled(model: Any, *, backend: Any, dynamic: bool) -> Any:
         assert dynamic
-        each = [
-            backend(SimpleNamespace(forward=lambda card: given.append(card) or model(card)), []) for _ in range(graphs)
-        ]
-        return lambda card: [graph(card) for graph in each]
+        graph = SimpleNamespace(forward=lambda card: given.append(card) or model(card))
+        each = [backend(graph, []) for _ in range(graphs)]
+        return lambda card: [run(card) for run in each]
 
     monkeypatch.setattr(torch, "compile", compiled)
     return given
