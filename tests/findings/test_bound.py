@@ -11,6 +11,7 @@ import pytest
 from perfnb.attribution.attribution import attribute
 from perfnb.findings.facts import Facts, facts_of
 from perfnb.findings.finding import Finding, in_order
+from perfnb.findings.proposed_code import EXPANDABLE
 from perfnb.findings.rules.bound import compute, low_precision, memory_bandwidth
 from perfnb.findings.rules.memory import activation_memory, allocator, growth
 from perfnb.findings.verdict import verdict_of
@@ -204,17 +205,19 @@ def test_a_step_that_ran_out_of_memory_is_told_so_before_all_else() -> None:
     assert "MiB that were alive when memory ran out (" in held.evidence
 
 
-def test_an_allocator_that_tried_again_is_reported() -> None:
+def test_an_allocator_that_tried_again_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     strained = memory(retries=3, reserved_peak_bytes=1000 * MIB, fragmentation=0.4)
     (found,) = allocator(facts(memory=strained))
 
     assert found.confidence == "high"
     assert found.bound_bytes == 400 * MIB
     assert "3 allocations were retried" in found.evidence
+    assert found.code == EXPANDABLE
+    monkeypatch.setattr("perfnb.findings.rules.memory.is_amd", lambda recording: True)
+    assert next(iter(allocator(facts(memory=strained)))).code == ""
     assert allocator(facts(memory=memory(retries=0, reserved_peak_bytes=1000 * MIB, fragmentation=0.1))) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("left", "noted"), [(5 * MIB, True), (MIB // 8, False), (0, False), (None, False)])
 def test_memory_may_grow_where_every_watched_step_left_something(left: int | None, noted: bool) -> None:
     line = pd.DataFrame({"t_ms": [0.0, 1.0], "activations": [0, 9 * MIB], "other": [5, 5], "total": [5, 9 * MIB + 5]})

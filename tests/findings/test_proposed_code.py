@@ -81,6 +81,10 @@ def test_a_line_imports_what_it_needs_and_is_not_shown_with_an_unknown_name() ->
     groups = 'opt = torch.optim.SGD([{**group, "fused": True} for group in opt.param_groups])'
     assert shown(groups, {"opt", "torch"}) == groups
     assert shown("x = torch.ones(3); y = x + z", {"torch"}) == ""
+    assert shown("x = gc; y = x; x.collect(y)", set()) == "import gc; x = gc; y = x; x.collect(y)"
+    assert shown("for x in gc: x.y()", {"gc"}) == "for x in gc: x.y()"
+    assert shown("for x in gc: x.y()\nx.z()", {"gc"}) == ""
+    assert shown("x = torch.ones(x)", {"torch"}) == ""
 
 
 @pytest.mark.parametrize("code", ["net = torch.compile(net)", "torch.set_num_threads(2)", "import os; os.x = y"])
@@ -360,48 +364,6 @@ def test_what_a_gpu_can_do_is_known_by_its_number(name: str, facts: dict[str, An
     told = {what: has_units(recording, what) for what in NEEDS if what != "torch.compile"}
 
     assert told == ({what: what in can for what in told} if can is not None else dict.fromkeys(told))
-
-
-def copying(kind: str, moved: int, count: int = 1) -> pd.Series:
-    """Return the finding of steps whose host is held in calls that copy."""
-    hand = ByHand()
-    for number in range(STEPS):
-        t = 10_000 * number
-        hand.step(t, t + 2000)
-        hand.kernel("gemm_a", t + 5, t + 10, t + 110)
-        for place in range(count):
-            row = 100 * place
-            hand.event(
-                "cudaMemcpyAsync", t + 200 + row, t + 290 + row, "cuda_runtime", correlation=90_000 + len(hand.rows)
-            )
-            number_of = hand.rows[-1]["correlation"]
-            begin = t + 210 + row
-            on_device = {"device": 0, "stream": 7, "correlation": number_of, "bytes": moved}
-            hand.event(f"Memcpy {kind}", begin, begin + 70, "gpu_memcpy", thread=-1, **on_device)
-        hand.kernel("gemm_b", t + 1800, t + 1810, t + 1910)
-    for row in hand.rows:
-        row.setdefault("bytes", -1)
-    return found(hand.recording()).loc["host-device copies"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "moved", "says", "not_said"),
-    [
-        ("DtoH (Device -> Pageable)", 256, "Read results less often", "pin_memory"),
-        ("DtoH (Device -> Pageable)", 2**24, "Copy less data back to the host", "pin_memory"),
-        ("HtoD (Pageable -> Device)", 2**24, "pin_memory=True", "results"),
-        ("HtoD (Pageable -> Device)", 8, "on the device", "pin_memory"),
-        ("HtoD (Pinned -> Device)", 2**24, "already come from pinned memory", "pin_memory"),
-    ],
-)
-def test_advice_on_copies_follows_their_direction_and_size(kind: str, moved: int, says: str, not_said: str) -> None:
-    advice = copying(kind, moved, 8)
-
-    assert says in advice["advice"]
-    assert not_said not in advice["advice"]
-    assert advice["code"] == ""
-    assert ("256 B" in advice["evidence"]) == (moved == 256)
 
 
 @pytest.mark.parametrize(
