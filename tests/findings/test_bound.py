@@ -12,7 +12,7 @@ from perfnb.attribution.attribution import attribute
 from perfnb.findings.facts import Facts, facts_of
 from perfnb.findings.finding import Finding, in_order
 from perfnb.findings.proposed_code import EXPANDABLE
-from perfnb.findings.rules.bound import compute, low_precision, memory_bandwidth
+from perfnb.findings.rules.bound import MEMORY, compute, low_precision, memory_bandwidth, work_under
 from perfnb.findings.rules.memory import activation_memory, allocator, growth
 from perfnb.findings.verdict import verdict_of
 from perfnb.memory.table import MemorySummary
@@ -20,6 +20,7 @@ from perfnb.profile.summary import summarize
 from perfnb.recording.recording import MemoryRecord
 from perfnb.roofline.levels import RooflineLevels, roofline_of
 from tests.findings.test_findings import one_long_op
+from tests.recordings import ByHand
 
 MIB = 2**20
 
@@ -203,6 +204,29 @@ def test_a_step_that_ran_out_of_memory_is_told_so_before_all_else() -> None:
 
     assert (verdict.verdict, verdict.finding) == ("Out of memory: activations take most of it.", 0)
     assert "MiB that were alive when memory ran out (" in held.evidence
+
+
+@pytest.mark.parametrize(("without", "ms"), [(frozenset(), 0.1), (frozenset({"model"}), 0.0)])
+def test_on_a_gpu_layers_take_the_time_of_their_kernels_together(without: frozenset[str], ms: float) -> None:
+    """Two kernels of 80 µs run for 100 µs in all; one by one they would take 160."""
+    hand = ByHand()
+    model = hand.layer("model")
+    for number in range(3):
+        t = 10_000 * number
+        hand.step(t, t + 1000).call(model, t + 1, t + 90).op("aten::mul", t + 2, t + 80)
+        hand.kernel("one", t + 3, t + 10, t + 90).kernel("other", t + 5, t + 30, t + 110)
+        hand.kernel("of no layer", t + 200, t + 210, t + 500)
+    recording = hand.recording()
+    levels = roofline(20_000_000, 128_000_000, 0.16)  # 0.128 ms of moving, and 0.02 of arithmetic
+    known = facts_of(recording, attribute(recording), replace(summarize(recording), roofline=levels))
+
+    work = work_under(known, MEMORY, 0.3, without=without)
+
+    assert (work.ms, work.least_ms, work.arithmetic_ms) == pytest.approx((ms, 0.8 * ms, 0.125 * ms))
+    found = list(memory_bandwidth.search(known))
+    assert [one.bound_ms for one in found] == pytest.approx([0.0875])
+    assert "Memory-bound layers take 0.100 ms" in found[0].evidence
+    assert "Moving their data takes 80.0 µs" in found[0].evidence
 
 
 def test_an_allocator_that_tried_again_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

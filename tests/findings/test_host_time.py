@@ -81,6 +81,29 @@ def test_a_few_reads_are_no_loop() -> None:
     assert found(metric(9, reads=True)).loc["synchronisation", "bound_ms"] < 9 * 0.03
 
 
+@pytest.mark.parametrize(
+    ("after", "advice"), [(415, "Read results less often"), (425, "Most of the time is spent on using the results")]
+)
+def test_the_advice_on_a_read_follows_from_what_takes_longer(after: int, advice: str) -> None:
+    """A read of 400 µs, and Python after it until the next op, of which 20 are usual."""
+    hand = ByHand()
+    model = hand.layer("model")
+    for number in range(STEPS):
+        t = 100_000 * number
+        hand.step(t, t + 3000)
+        trained(hand, model, t)
+        optimized(hand, t + 1000)
+        hand.op("aten::item", t + 1200, t + 1600).op("aten::eq", t + 1600 + after, t + 2900)
+
+    read = found(hand.recording()).loc["synchronisation"]
+
+    assert read["bound_ms"] == pytest.approx(0.4 + (after - 20) / 1000)
+    assert read["advice"].startswith(advice)
+    assert (
+        f"0.400 ms in the reads, followed by 0.{after - 20} ms of Python before the next op starts" in read["evidence"]
+    )
+
+
 def test_reads_inside_an_operator_are_torchs_own() -> None:
     """``aten::std`` of a small tensor calls ``aten::item``, which no line of the user asks for."""
     own, others = metric(100, reads=True), metric(100, reads=True)

@@ -14,6 +14,7 @@ from perfnb.findings.verdict import verdict_of
 from perfnb.profile.profile import Profile
 from perfnb.profile.summary import summarize
 from tests.findings.test_findings import found, one_long_op, timed
+from tests.findings.test_gpu import two_kernels
 from tests.recordings import ByHand
 
 
@@ -26,6 +27,16 @@ def test_the_wait_for_data_is_that_of_the_timed_steps() -> None:
     assert wait["bound_share"] == pytest.approx(35 / 36)
     assert wait["confidence"] == "high"
     assert wait["rows"] == [{"kind": "phase", "name": "data"}]
+
+
+@pytest.mark.parametrize(("waited", "bound_ms"), [(2.0, 2.0), (5.25, 5.11)])
+def test_a_wait_for_data_costs_no_more_than_the_gpu_is_idle(waited: float, bound_ms: float) -> None:
+    """It works for 0.2 ms of each step of 5.31."""
+    wait = found(timed(two_kernels(5000).recording(), [5.31] * 9, [waited] * 9)).loc["input pipeline"]
+
+    assert wait["bound_ms"] == pytest.approx(bound_ms)
+    assert f"; the GPU was idle for {bound_ms:.2f} ms of this time" in wait["evidence"]
+    assert wait["confidence"] == "medium"
 
 
 def test_a_mean_step_is_called_one_where_the_headline_has_the_median() -> None:
