@@ -270,7 +270,7 @@ def test_a_forward_pass_that_nothing_trains_next_to_one_that_is_trained_is_repea
         ({"after_ns": [0, 30_000, 0]}, 0.4 + 0.03),
         ({"ops": [10, 5, 1]}, 0.4 + 0.04),
         ({"ops": [10, 4, 1]}, None),  # less than half of the ops
-        ({"ops": [1, 8, 4]}, 0.4 + 0.04),
+        ({"ops": [1, 8, 3]}, 0.4 + 0.04),
         ({"trained": [True, True, False]}, None),
         ({"trained": [False, False, False]}, None),
         ({"step": [0, 1, 0]}, None),  # trained in another step
