@@ -396,21 +396,6 @@ def test_copies_that_computation_hides_cost_nothing() -> None:
     assert "host-device copies" not in found(hand.recording()).index
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kernel", "says"), [("AllReduce", "bucket_cap_mb"), ("ReduceScatter", "prefetching"), ("AllGather", "prefetching")]
-)
-def test_buckets_are_for_gradients_that_are_reduced_and_not_for_shards(kernel: str, says: str) -> None:
-    hand = ByHand()
-    for number in range(STEPS):
-        t = 10_000 * number
-        hand.step(t, t + 2000)
-        hand.kernel("gemm", t + 1, t + 10, t + 1000)
-        hand.kernel(f"ncclDevKernel_{kernel}_RING", t + 5, t + 800, t + 1900)
-
-    assert says in found(hand.recording()).loc["collectives", "advice"]
-
-
 def test_bytes_of_copies_come_from_the_trace(tmp_path: Path) -> None:
     trace = training(1)
     trace.event("Memcpy DtoH (Device -> Pageable)", 955, 960, "gpu_memcpy", 7, 0, device=0, stream=7, bytes=256)
