@@ -25,10 +25,12 @@ from perfnb.findings.proposed_code import (
     update_line,
     workers_line,
 )
+from perfnb.findings.rules.bound import compute, low_precision
 from perfnb.profile.profile import Profile
 from perfnb.recording.recording import Recording
 from perfnb.step.namespace import _LOADER_DEFAULTS
 from tests.findings.findings_recordings import PARTS, live_cpu, live_gpu, loaded, obeys_the_laws, unbound
+from tests.findings.findings_recordings import facts as facts_from
 from tests.findings.test_findings import STEPS, found
 from tests.recordings import ByHand
 from tests.written_traces import Written, training
@@ -323,27 +325,34 @@ def on_gpu(name: str, major: int, minor: int) -> Recording:
     return replace(recording, meta={**recording.meta, "devices": [device], "environment": environment})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("device", "says", "code"),
+    ("device", "says", "code", "remedy"),
     [
-        (("NVIDIA A100-SXM4-40GB", 8, 0), "TF32", 'torch.set_float32_matmul_precision("high")'),
-        (("Tesla V100-SXM2-16GB", 7, 0), "dtype=torch.float16), with torch.amp.GradScaler", ""),
-        (("NVIDIA P100", 6, 0), None, ""),
-        (("AMD Instinct MI300X", 9, 4), "if the GPU has units for it", ""),
+        (
+            ("NVIDIA A100-SXM4-40GB", 8, 0),
+            "Let products use TF32",
+            'torch.set_float32_matmul_precision("high")',
+            "float32_precision",
+        ),
+        (("Tesla V100-SXM2-16GB", 7, 0), "dtype=torch.float16), with torch.amp.GradScaler", "", "autocast"),
+        (("NVIDIA P100", 6, 0), None, "", ""),
+        (("AMD Instinct MI300X", 9, 4), "if the GPU has units for it", "", "autocast"),
     ],
 )
 def test_lower_precision_is_advised_where_the_gpu_has_units_for_it(
-    device: tuple[str, int, int], says: str | None, code: str
+    device: tuple[str, int, int], says: str | None, code: str, remedy: str
 ) -> None:
-    table = found(on_gpu(*device))
+    known = facts_from(on_gpu(*device))
+    found = list(low_precision(known))
 
-    assert ("low precision unused" in table.index) == (says is not None)
-    if says is not None:
-        assert says in table.loc["low precision unused", "advice"]
-        assert table.loc["low precision unused", "code"] == code
+    assert len(found) == (says is not None)
+    for one in found:
+        assert says is not None
+        assert says in one.advice
+        assert (one.code, one.remedy) == (code, remedy)
+        assert one.bound_ms == pytest.approx(1.98)
     if device[0].startswith("Tesla"):
-        assert "torch.bfloat16" not in " ".join(table["advice"])
+        assert "torch.bfloat16" not in " ".join(one.advice for one in (*found, *compute(known)))
 
 
 @pytest.mark.parametrize(
