@@ -13,13 +13,13 @@ from perfnb.attribution.attribution import attribute
 from perfnb.findings.facts import Facts, facts_of
 from perfnb.findings.finding import Finding, in_order
 from perfnb.findings.proposed_code import EXPANDABLE
-from perfnb.findings.rules.bound import MEMORY, compute, low_precision, memory_bandwidth, work_under
+from perfnb.findings.rules.bound import compute, low_precision, memory_bandwidth, work_under
 from perfnb.findings.rules.memory import activation_memory, allocator, growth
 from perfnb.findings.verdict import verdict_of
 from perfnb.memory.table import MemorySummary
 from perfnb.profile.summary import summarize
 from perfnb.recording.recording import MemoryRecord
-from perfnb.roofline.levels import RooflineLevels, roofline_of
+from perfnb.roofline.levels import MEMORY, RooflineLevels, roofline_of
 from tests.findings.test_findings import one_long_op
 from tests.recordings import ByHand
 

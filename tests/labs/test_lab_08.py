@@ -141,7 +141,8 @@ def test_what_is_measured_in_small_traces(small: tuple[Profile, Profile, Ranks],
     trace = Written().step(1, 0, 3000).event("hipFree", 600, 900, "cuda_driver")
     for t, images in ((0, 16), (1000, 5)):
         trace.module("Net_0", t + 10, t + 900)
-        trace.event("aten::conv2d", t + 20, t + 50, **{"Input Dims": [[images, 3, 8, 9], [4, 3, 5, 5]]})
+        shapes: dict[str, Any] = {"Input Dims": [[images, 3, 8, 9], [4, 3, 5, 5]]}
+        trace.event("aten::conv2d", t + 20, t + 50, **shapes)
         trace.kernel("conv", t + 30, t + 40, t + 140)
     trace.event("hipFree", 2600, 2650, "cuda_runtime")
     training = perfnb.load(trace.write(tmp_path / "training_b.json"))

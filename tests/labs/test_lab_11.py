@@ -83,8 +83,12 @@ def compiling(graphs: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def compiled(model: Any, *, backend: Any, dynamic: bool) -> Any:
         assert dynamic
-        graph = SimpleNamespace(forward=lambda card: given.append(card) or model(card))
-        each = [backend(graph, []) for _ in range(graphs)]
+
+        def forward(card: Any) -> Any:
+            given.append(card)
+            return model(card)
+
+        each = [backend(SimpleNamespace(forward=forward), []) for _ in range(graphs)]
         return lambda card: [run(card) for run in each]
 
     monkeypatch.setattr(torch, "compile", compiled)

@@ -180,10 +180,12 @@ class Broken(Cured):
 class Small:
     """A script whose step takes no time. It reads a card before its first step, and each step adds to the weights."""
 
-    moved, reads, logged, inputs = 1.0, 0, (1.5, 20), 64
+    moved, reads, inputs = 1.0, 0, 64
+    logged: Any = (1.5, 20)
 
     def __init__(self, archive: Any, seed: int = 0) -> None:
-        self.archive, self.log = archive, []
+        self.archive = archive
+        self.log: list[Any] = []
         self.reader = torch.nn.Linear(self.inputs, 2, bias=False)
         torch.nn.init.ones_(self.reader.weight)
         archive.read(0)
