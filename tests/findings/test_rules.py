@@ -297,6 +297,7 @@ def test_another_number_of_threads_is_proposed_if_it_was_clearly_faster(
     for one in found:
         assert "torch uses 8 threads, and the process has 16 cores, limited to 4 by its cgroup" in one.evidence
         assert "additional threads" in one.advice
+        assert one.code == "torch.set_num_threads(2)"
         facts.cores = 8.0
         (enough,) = timed.threads_and_cores.search(facts)
         assert "otherwise some are idle" in enough.advice

@@ -106,28 +106,6 @@ def test_stalls_that_come_regularly_are_told_of_with_their_period() -> None:
     assert stalls["confidence"] == "medium"
 
 
-@pytest.mark.parametrize(
-    ("tried_ms", "noted"),
-    [([4.0, 4.1, 3.9, 4.2], True), ([9.8, 10.1, 9.9, 10.2], False), ([1.0, 2.0, 3.0, 30.0, 40.0], False)],
-)
-def test_threads_are_judged_by_steps_that_were_tried_with_others(tried_ms: list[float], noted: bool) -> None:
-    environment = {"processor": "made up", "threads": 64, "cpus": 16, "cpu_limit": 2.0, "gpus": []}
-    recording = timed(
-        one_long_op().recording(),
-        [10.0, 10.1, 9.9] * 5,
-        environment=environment,
-        threads_tried={"threads": 2, "steps_ms": tried_ms},
-    )
-
-    table = found(recording)
-
-    assert ("threads and cores" in table.index) == noted
-    if noted:
-        assert table.loc["threads and cores", "bound_ms"] == pytest.approx(10 - 4.05)
-        assert "16 cores, limited to 2 by its cgroup" in table.loc["threads and cores", "evidence"]
-        assert table.loc["threads and cores", "code"] == "import torch; torch.set_num_threads(2)"
-
-
 def test_what_slow_steps_add_is_a_share_of_a_step_in_the_mean() -> None:
     wall = [1.0 + 0.001 * (n % 7) for n in range(40)]
     wall[3] = wall[20] = wall[21] = 400.0
