@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -11,14 +12,16 @@ import pytest
 from perfnb.attribution.attribution import attribute
 from perfnb.findings.facts import Facts, facts_of
 from perfnb.findings.finding import Finding, in_order
-from perfnb.findings.rules.bound import compute, low_precision, memory_bandwidth
+from perfnb.findings.proposed_code import EXPANDABLE
+from perfnb.findings.rules.bound import compute, low_precision, memory_bandwidth, work_under
 from perfnb.findings.rules.memory import activation_memory, allocator, growth
 from perfnb.findings.verdict import verdict_of
 from perfnb.memory.table import MemorySummary
 from perfnb.profile.summary import summarize
 from perfnb.recording.recording import MemoryRecord
-from perfnb.roofline.levels import RooflineLevels, roofline_of
+from perfnb.roofline.levels import MEMORY, RooflineLevels, roofline_of
 from tests.findings.test_findings import one_long_op
+from tests.recordings import ByHand
 
 MIB = 2**20
 
@@ -166,11 +169,30 @@ def memory(**known: Any) -> MemorySummary:
     return MemorySummary(**base | known)
 
 
-@pytest.mark.parametrize(("held", "noted"), [(90 * MIB, True), (40 * MIB, False)])
-def test_activations_dominate_from_half_of_the_peak_on(held: int, noted: bool) -> None:
-    found = activation_memory(facts(memory=memory(by_category={"activations": held})))
+def remembering(**known: Any) -> Any:
+    """Return the facts of a step of which only its memory is known."""
+    return SimpleNamespace(
+        gpu=None, figures=SimpleNamespace(memory=memory(**known)), recording=None, trains=True, uses_torch=True
+    )
 
-    assert [(one.bound_bytes, one.bound_ms) for one in found] == ([(held, None)] if noted else [])
+
+@pytest.mark.parametrize(
+    ("held", "peak", "noted"),
+    [
+        (90, 100, True),
+        (64, 128, True),
+        (64, 129, False),  # less than half of the peak
+        (63, 70, False),  # less than 64 MiB
+        (0, 0, False),
+    ],
+)
+def test_activations_dominate_from_half_of_the_peak_on(held: int, peak: int, noted: bool) -> None:
+    known = remembering(by_category={"activations": held * MIB}, peak_bytes=peak * MIB)
+    found = list(activation_memory.search(known))
+
+    assert [(one.bound_bytes, one.bound_ms) for one in found] == ([(held * MIB, None)] if noted else [])
+    known.figures.memory = None
+    assert list(activation_memory.search(known)) == []
 
 
 def test_ways_to_keep_fewer_activations_are_named_with_what_they_free() -> None:
@@ -204,27 +226,81 @@ def test_a_step_that_ran_out_of_memory_is_told_so_before_all_else() -> None:
     assert "MiB that were alive when memory ran out (" in held.evidence
 
 
-def test_an_allocator_that_tried_again_is_reported() -> None:
-    strained = memory(retries=3, reserved_peak_bytes=1000 * MIB, fragmentation=0.4)
-    (found,) = allocator(facts(memory=strained))
+@pytest.mark.parametrize(("without", "ms"), [(frozenset(), 0.1), (frozenset({"model"}), 0.0)])
+def test_on_a_gpu_layers_take_the_time_of_their_kernels_together(without: frozenset[str], ms: float) -> None:
+    """Two kernels of 80 µs run for 100 µs in all; one by one they would take 160."""
+    hand = ByHand()
+    model = hand.layer("model")
+    for number in range(3):
+        t = 10_000 * number
+        hand.step(t, t + 1000).call(model, t + 1, t + 90).op("aten::mul", t + 2, t + 80)
+        hand.kernel("one", t + 3, t + 10, t + 90).kernel("other", t + 5, t + 30, t + 110)
+        hand.kernel("of no layer", t + 200, t + 210, t + 500)
+    recording = hand.recording()
+    levels = roofline(20_000_000, 128_000_000, 0.16)  # 0.128 ms of moving, and 0.02 of arithmetic
+    known = facts_of(recording, attribute(recording), replace(summarize(recording), roofline=levels))
 
-    assert found.confidence == "high"
-    assert found.bound_bytes == 400 * MIB
-    assert "3 allocations were retried" in found.evidence
-    assert allocator(facts(memory=memory(retries=0, reserved_peak_bytes=1000 * MIB, fragmentation=0.1))) == []
+    work = work_under(known, MEMORY, 0.3, without=without)
+
+    assert (work.ms, work.least_ms, work.arithmetic_ms) == pytest.approx((ms, 0.8 * ms, 0.125 * ms))
+    found = list(memory_bandwidth.search(known))
+    assert [one.bound_ms for one in found] == pytest.approx([0.0875])
+    assert "Memory-bound layers take 0.100 ms" in found[0].evidence
+    assert "Moving their data takes 80.0 µs" in found[0].evidence
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("left", "noted"), [(5 * MIB, True), (MIB // 8, False), (0, False), (None, False)])
-def test_memory_may_grow_where_every_watched_step_left_something(left: int | None, noted: bool) -> None:
+@pytest.mark.parametrize(
+    ("retries", "reserved", "unused", "said"),
+    [
+        (3, 1000, 0.4, "3 allocations were retried after emptying the cache; 400 MiB of 1,000 MiB"),
+        (1, 1000, 0.1, "1 allocation was retried after emptying the cache; 100 MiB of 1,000 MiB"),
+        (2, None, None, "2 allocations were retried after emptying the cache; 0 B of 0 B"),
+        (0, 1000, 0.31, "310 MiB of 1,000 MiB"),
+        (None, 1000, 0.31, "310 MiB of 1,000 MiB"),
+        (0, 1000, 0.3, ""),  # no more than 30 %
+        (0, 512, 0.5, ""),  # no more than 256 MiB
+        (0, 514, 0.5, "257 MiB of 514 MiB"),
+        (0, 1000, None, ""),
+    ],
+)
+def test_retries_and_gaps_between_blocks_are_reported(
+    retries: int | None, reserved: int | None, unused: float | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = remembering(retries=retries, reserved_peak_bytes=reserved and reserved * MIB, fragmentation=unused)
+    for amd, code in ((False, EXPANDABLE), (True, "")):
+        monkeypatch.setattr("perfnb.findings.rules.memory.is_amd", lambda recording, amd=amd: amd)
+        found = list(allocator.search(known))
+
+        assert len(found) == bool(said)
+        for one in found:
+            assert one.evidence.startswith(f"{said} of reserved memory was unused")
+            assert one.bound_bytes == int((reserved or 0) * MIB * (unused or 0.0))
+            assert one.confidence == ("high" if retries else "medium")
+            assert one.code == code
+
+
+@pytest.mark.parametrize(
+    ("left", "peak", "noted"),
+    [
+        (5 * MIB, 100 * MIB, True),
+        (MIB // 4, 100 * MIB, True),
+        (MIB // 4 - 1, 100 * MIB, False),
+        (1000, 500 * 1000, False),
+        (1_000_000, 500_000_000, True),  # 0.2 % of the peak
+        (1_000_000, 500_000_001, False),
+        (0, 100 * MIB, False),
+        (None, 100 * MIB, False),
+    ],
+)
+def test_memory_may_grow_where_every_watched_step_left_something(left: int | None, peak: int, noted: bool) -> None:
     line = pd.DataFrame({"t_ms": [0.0, 1.0], "activations": [0, 9 * MIB], "other": [5, 5], "total": [5, 9 * MIB + 5]})
-    found = growth(facts(memory=memory(timeline=line, kept_bytes=left, kept_by="encoder, aten::mm")))
+    known = remembering(timeline=line, kept_bytes=left, kept_by="encoder, aten::mm", peak_bytes=peak)
+    found = list(growth.search(known))
 
-    assert [(one.bottleneck, one.bound_bytes, one.confidence) for one in found] == (
-        [("memory may grow", left, "low")] if noted else []
-    )
-    if noted:
-        assert (
-            "left behind 5.00 MiB that was never freed, most of it allocated by encoder, aten::mm" in found[0].evidence
-        )
-        assert "perfnb.find_leaks" in found[0].advice
+    assert [(one.bound_bytes, one.confidence) for one in found] == ([(left, "low")] if noted else [])
+    for one in found:
+        assert "that was never freed, most of it allocated by encoder, aten::mm." in one.evidence
+        assert "perfnb.find_leaks" in one.advice
+        assert [row.name for row in one.rows] == ["1"]
+    known.figures.memory = replace(known.figures.memory, incomplete="OutOfMemoryError", kept_by="")
+    assert list(growth.search(known)) == []

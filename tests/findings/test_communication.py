@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from perfnb.attribution.attribution import attribute
+from perfnb.attribution.blocks import Kind
 from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding
 from perfnb.findings.rules.communication import every_micro_step, exposed_on_host, small_buckets, unused_parameters
@@ -82,6 +86,39 @@ def test_synchronising_each_micro_step_is_bounded_by_the_waits_before_the_last()
     assert one.bound_ms == pytest.approx(3.0, abs=0.05)
     assert "net.no_sync()" in one.advice
     assert found(every_micro_step, ddp(passes=1, wait=1000)) == []
+
+
+@pytest.mark.parametrize(
+    ("exposed_ms", "updates", "bound_ms"), [(9.0, 1.0, 4.0), (3.0, 1.5, 2.0), (3.0, 1.51, None), (3.0, 3.0, None)]
+)
+def test_on_a_gpu_micro_steps_cost_what_is_not_hidden_before_the_last(
+    exposed_ms: float, updates: float, bound_ms: float | None
+) -> None:
+    """Two steps of three backward passes; after each, a bucket is sent, which nothing hides for 2 ms."""
+    starts = [0, 10, 20, 100, 110, 120]
+    calls = pd.DataFrame({"bucket": [*range(6), -1], "start_ns": [*(at + 5 for at in starts), 7]})
+    calls = calls.assign(end_ns=calls["start_ns"] + 1, exposed_ns=2_000_000)
+    blocks = pd.DataFrame(
+        {"kind": [Kind.ENGINE] * 6 + [Kind.STEP], "start": [*starts, 0], "step": [0, 0, 0, 1, 1, 1, 0]}
+    )
+    facts: Any = SimpleNamespace(
+        collectives=calls,
+        attribution=SimpleNamespace(host=SimpleNamespace(blocks=blocks)),
+        steps=2,
+        optimizer_steps=np.array([updates, updates]),
+        gpu=SimpleNamespace(exposed_ms=exposed_ms),
+        of_step=lambda ms: f"{ms:g} ms",
+        variable=lambda: None,
+    )
+
+    found = list(every_micro_step.search(facts))
+
+    assert [one.bound_ms for one in found] == ([] if bound_ms is None else [pytest.approx(bound_ms)])
+    if found:
+        assert "after each of the 3 backward passes per optimizer step: sending them" in found[0].evidence
+        assert "`with model.no_sync():`" in found[0].advice
+    calls.loc[[1, 2, 4, 5], "bucket"] = -1  # only one pass sends now
+    assert list(every_micro_step.search(facts)) == []
 
 
 def test_many_small_buckets_are_found_with_the_line_that_makes_fewer() -> None:

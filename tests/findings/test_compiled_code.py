@@ -88,6 +88,25 @@ def test_regions_of_one_call_belong_together_if_torch_left_the_function_around_t
     assert found.bound_ms == pytest.approx((412 - 104 + 6 + 10 + 10 + 20) / 1000)
 
 
+@pytest.mark.parametrize(("breaks", "more"), [(3, ""), (4, "; and at 1 more place."), (5, "; and at 2 more places.")])
+def test_three_places_of_breaks_are_named_and_the_others_counted(breaks: int, more: str) -> None:
+    hand = ByHand().step(0, 900)
+    hand.call(net(hand)[0], 8, 890)
+    for number in range(breaks):
+        region(hand, 10 + 140 * number, sequence=5 + number, name=f"{number}/0")
+    code = [
+        CompiledCode(f"{number}/0", "forward", broke=f"Failed: print({number})", broke_at=f"model.py:{number}")
+        for number in range(breaks)
+    ]
+    found = only(compiled.graph_breaks(facts(with_compiled_regions(hand.recording(), [SHARED], code))))
+
+    named = found.evidence.partition(" Therefore ")[0]
+    assert named.count("model.py:") == found.advice.count("At model.py:") == len(found.rows) == 3
+    assert named.endswith(more or ").")
+    assert ("more place" in named) == bool(more)
+    assert f"Therefore {breaks} compiled regions per step run in place of 1" in found.evidence
+
+
 @pytest.mark.parametrize(
     ("reason", "cure"),
     [

@@ -11,9 +11,11 @@ import pytest
 
 from perfnb.attribution.attribution import attribute
 from perfnb.findings.facts import Facts, facts_of
-from perfnb.findings.rules.fusion import _segments, elementwise_chains, unfused_attention
+from perfnb.findings.gpu_facts import gpu_facts
+from perfnb.findings.rules.fusion import _on_gpu_ms, _segments, elementwise_chains, unfused_attention
 from perfnb.profile.summary import summarize
 from tests.findings.test_findings import STEPS, found
+from tests.findings.test_gpu import two_kernels
 from tests.recordings import ByHand
 
 
@@ -50,6 +52,21 @@ def test_attention_counts_its_backward_nodes_less_what_the_fused_one_computes() 
     assert forward.bound_ms == pytest.approx(1.0 - 0.24 - 0.26, rel=0.01)
     # Of the products 1.8 ms lie in the backward pass, where the fused op computes one of forward's again.
     assert both.bound_ms == pytest.approx(4.0 - 0.24 - 0.26 - 1.25 * 1.8, rel=0.01)
+
+
+def test_on_a_gpu_operators_take_the_time_of_what_they_launched() -> None:
+    hand = two_kernels(500)  # launched 5 and 600 µs after the begin of a step, for 100 µs each
+    recording = hand.recording()
+    gpu = gpu_facts(recording, attribute(recording))
+    assert gpu is not None
+
+    def ms(*spans: tuple[float, float]) -> float:
+        steps = [(1000 * (20_000 * n + begin), 1000 * (20_000 * n + end)) for n in range(STEPS) for begin, end in spans]
+        return _on_gpu_ms(gpu, pd.DataFrame(steps, columns=["start", "end"]))
+
+    assert ms((5, 6)) == pytest.approx(0.1)
+    assert ms((0, 700), (5, 6)) == pytest.approx(0.2)
+    assert ms((0, 5), (6, 600)) == 0.0
 
 
 def test_with_a_known_peak_the_fused_op_takes_the_time_of_its_arithmetic() -> None:

@@ -15,6 +15,8 @@ from perfnb.findings.finding import Finding
 from perfnb.findings.gpu_facts import Doing
 from perfnb.findings.rules import host
 from perfnb.findings.verdict import _bound_by, _of_finding, _without_finding
+from tests.findings.findings_recordings import facts as facts_from
+from tests.gpu.test_gpu import gpu_step
 
 PHASES = ("data", "host_to_device", "forward", "loss", "backward", "optimizer", "communication", "other")
 #: A loader whose batches exist already.
@@ -515,3 +517,42 @@ def test_idle_time_without_a_cause_is_told_by_what_is_known_of_it() -> None:
     assert "for 1.00 ms the next work had been launched, and its stream waited" in idle.evidence
     assert "for 0.990 ms the next work had been launched, and nothing shows" in idle.evidence
     assert "the launch of the next work" not in idle.evidence  # below a hundredth
+
+
+def test_layers_on_a_gpu_run_while_one_of_their_kernels_does() -> None:
+    known = facts_from(gpu_step(2).recording())
+    # a: 160 to 260 and 790 to 890; b: 260 to 470 and 490 to 790. The GPU's 1070 µs shrink to a timed step of 1000.
+    for layers, ms in ((["model.a"], 0.2), (["model.b"], 0.51), (["model.a", "model.b"], 0.71), (["model"], 0.0)):
+        assert known.layers_on_gpu_ms(layers) == pytest.approx(ms / 1.07)
+
+
+@pytest.mark.parametrize(
+    ("left_us", "ops", "flops", "rounds", "ms"),
+    [
+        (2.0, 5, 0, 4, 0.9015),  # three quarters of forward, what comes before the last call, and freeing
+        (9.0, 5, 0, 4, 0.90375),  # freeing takes no longer than 1 µs for each op
+        (2.0, 5, 4 * 10**8, 4, 0.5015),
+        (2.0, 5, 2 * 10**9, 4, 0.0),
+        (2.0, 5, 0, 1, 0.0),
+    ],
+)
+def test_calls_to_a_model_could_save_all_but_one_round_and_the_arithmetic(
+    left_us: float, ops: int, flops: int, rounds: int, ms: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = pd.DataFrame({"step": [0, 0, 1], "end": [40, 100, 300]})
+    monkeypatch.setattr(host, "model_calls", lambda facts: calls)
+    phases = ["forward", "other", "other", "optimizer", "other", "other"]
+    cells = pd.DataFrame({"step": [0, 0, 0, 0, 1, 7], "phase": phases})
+    blocks = pd.DataFrame({"start": [0, 99, 100, 120, 299, 0]})
+    known: Any = SimpleNamespace(
+        attribution=SimpleNamespace(host=SimpleNamespace(blocks=blocks), cells=cells),
+        left_ns=1000 * np.array([50.0, 60.0, left_us, 70.0, 80.0, 0.0]),
+        cells_ns=1000 * np.array([1000.0, 120.0, 999.0, 999.0, 80.0, 999.0]),
+        ops=pd.DataFrame({"outer": [True] * ops + [False]}),
+        per_step=lambda ns: ns / 1e6,
+        figures=SimpleNamespace(roofline=SimpleNamespace(flops=flops, peaks={"float32": 1e12, "float64": 1e11})),
+    )
+
+    assert host._together_ms(known, rounds) == pytest.approx(ms)
+    known.figures.roofline = None
+    assert host._together_ms(known, rounds) == pytest.approx(ms if flops == 0 else 0.9015)

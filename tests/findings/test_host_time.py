@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from perfnb.attribution.attribution import attribute
 from perfnb.findings.facts import facts_of
+from perfnb.findings.rules import repeated
 from perfnb.findings.rules.host import unnamed_share
 from perfnb.profile.summary import summarize
 from perfnb.recording.recording import ArithmeticRecord, PythonRecord, Recording
@@ -79,6 +82,29 @@ def test_a_loop_of_reads_counts_as_a_whole_and_once() -> None:
 
 def test_a_few_reads_are_no_loop() -> None:
     assert found(metric(9, reads=True)).loc["synchronisation", "bound_ms"] < 9 * 0.03
+
+
+@pytest.mark.parametrize(
+    ("after", "advice"), [(415, "Read results less often"), (425, "Most of the time is spent on using the results")]
+)
+def test_the_advice_on_a_read_follows_from_what_takes_longer(after: int, advice: str) -> None:
+    """A read of 400 µs, and Python after it until the next op, of which 20 are usual."""
+    hand = ByHand()
+    model = hand.layer("model")
+    for number in range(STEPS):
+        t = 100_000 * number
+        hand.step(t, t + 3000)
+        trained(hand, model, t)
+        optimized(hand, t + 1000)
+        hand.op("aten::item", t + 1200, t + 1600).op("aten::eq", t + 1600 + after, t + 2900)
+
+    read = found(hand.recording()).loc["synchronisation"]
+
+    assert read["bound_ms"] == pytest.approx(0.4 + (after - 20) / 1000)
+    assert read["advice"].startswith(advice)
+    assert (
+        f"0.400 ms in the reads, followed by 0.{after - 20} ms of Python before the next op starts" in read["evidence"]
+    )
 
 
 def test_reads_inside_an_operator_are_torchs_own() -> None:
@@ -235,6 +261,47 @@ def test_a_forward_pass_that_nothing_trains_next_to_one_that_is_trained_is_repea
     if again:
         assert table.loc["repeated forward", "bound_ms"] == pytest.approx(0.5)
         assert table.loc["repeated forward", "rows"] == [{"kind": "layer", "name": "model"}]
+
+
+@pytest.mark.parametrize(
+    ("change", "bound_ms"),
+    [
+        ({}, 0.4 + 0.04),  # and no more than a tenth of it for using the results
+        ({"after_ns": [0, 30_000, 0]}, 0.4 + 0.03),
+        ({"ops": [10, 5, 1]}, 0.4 + 0.04),
+        ({"ops": [10, 4, 1]}, None),  # less than half of the ops
+        ({"ops": [1, 8, 3]}, 0.4 + 0.04),
+        ({"trained": [True, True, False]}, None),
+        ({"trained": [False, False, False]}, None),
+        ({"step": [0, 1, 0]}, None),  # trained in another step
+        ({"layer": [1, 0, 1]}, None),  # another model is trained
+        ({"ops": [10, 10, 10]}, 0.4 + 0.04 + 0.2),
+    ],
+)
+def test_calls_without_a_backward_pass_are_repeated_where_the_model_is_trained(
+    change: dict[str, list[Any]], bound_ms: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = pd.DataFrame(
+        {"step": 0, "layer": 1, "ops": [10, 10, 1], "ns": [900_000, 400_000, 200_000], "after_ns": [0, 70_000, 0]}
+    ).assign(trained=[True, False, False])
+    monkeypatch.setattr(repeated, "model_calls", lambda facts: calls.assign(**change))
+    known: Any = SimpleNamespace(
+        gpu=None,
+        per_step=lambda ns: ns / 1e6,
+        steps=1,
+        of_step=lambda ms: f"{ms:.3g} ms",
+        recording=SimpleNamespace(modules=pd.DataFrame({"name": ["other", "model"]})),
+    )
+
+    found = list(repeated.repeated_forward.search(known))
+
+    assert [one.bound_ms for one in found] == ([] if bound_ms is None else [pytest.approx(bound_ms)])
+    for one in found:
+        calls_of_it = 2 if bound_ms == 0.4 + 0.04 + 0.2 else 1
+        assert one.evidence.startswith(f"model is called 3 times per step, including {calls_of_it} call")
+        assert [row.name for row in one.rows] == ["model"]
+    known.gpu = object()
+    assert list(repeated.repeated_forward.search(known)) == []
 
 
 def test_a_loop_around_the_model_could_save_all_but_one_call() -> None:

@@ -25,10 +25,12 @@ from perfnb.findings.proposed_code import (
     update_line,
     workers_line,
 )
+from perfnb.findings.rules.bound import compute, low_precision
 from perfnb.profile.profile import Profile
 from perfnb.recording.recording import Recording
 from perfnb.step.namespace import _LOADER_DEFAULTS
 from tests.findings.findings_recordings import PARTS, live_cpu, live_gpu, loaded, obeys_the_laws, unbound
+from tests.findings.findings_recordings import facts as facts_from
 from tests.findings.test_findings import STEPS, found
 from tests.recordings import ByHand
 from tests.written_traces import Written, training
@@ -81,6 +83,10 @@ def test_a_line_imports_what_it_needs_and_is_not_shown_with_an_unknown_name() ->
     groups = 'opt = torch.optim.SGD([{**group, "fused": True} for group in opt.param_groups])'
     assert shown(groups, {"opt", "torch"}) == groups
     assert shown("x = torch.ones(3); y = x + z", {"torch"}) == ""
+    assert shown("x = gc; y = x; x.collect(y)", set()) == "import gc; x = gc; y = x; x.collect(y)"
+    assert shown("for x in gc: x.y()", {"gc"}) == "for x in gc: x.y()"
+    assert shown("for x in gc: x.y()\nx.z()", {"gc"}) == ""
+    assert shown("x = torch.ones(x)", {"torch"}) == ""
 
 
 @pytest.mark.parametrize("code", ["net = torch.compile(net)", "torch.set_num_threads(2)", "import os; os.x = y"])
@@ -319,27 +325,34 @@ def on_gpu(name: str, major: int, minor: int) -> Recording:
     return replace(recording, meta={**recording.meta, "devices": [device], "environment": environment})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("device", "says", "code"),
+    ("device", "says", "code", "remedy"),
     [
-        (("NVIDIA A100-SXM4-40GB", 8, 0), "TF32", 'torch.set_float32_matmul_precision("high")'),
-        (("Tesla V100-SXM2-16GB", 7, 0), "dtype=torch.float16), with torch.amp.GradScaler", ""),
-        (("NVIDIA P100", 6, 0), None, ""),
-        (("AMD Instinct MI300X", 9, 4), "if the GPU has units for it", ""),
+        (
+            ("NVIDIA A100-SXM4-40GB", 8, 0),
+            "Let products use TF32",
+            'torch.set_float32_matmul_precision("high")',
+            "float32_precision",
+        ),
+        (("Tesla V100-SXM2-16GB", 7, 0), "dtype=torch.float16), with torch.amp.GradScaler", "", "autocast"),
+        (("NVIDIA P100", 6, 0), None, "", ""),
+        (("AMD Instinct MI300X", 9, 4), "if the GPU has units for it", "", "autocast"),
     ],
 )
 def test_lower_precision_is_advised_where_the_gpu_has_units_for_it(
-    device: tuple[str, int, int], says: str | None, code: str
+    device: tuple[str, int, int], says: str | None, code: str, remedy: str
 ) -> None:
-    table = found(on_gpu(*device))
+    known = facts_from(on_gpu(*device))
+    found = list(low_precision(known))
 
-    assert ("low precision unused" in table.index) == (says is not None)
-    if says is not None:
-        assert says in table.loc["low precision unused", "advice"]
-        assert table.loc["low precision unused", "code"] == code
+    assert len(found) == (says is not None)
+    for one in found:
+        assert says is not None
+        assert says in one.advice
+        assert (one.code, one.remedy) == (code, remedy)
+        assert one.bound_ms == pytest.approx(1.98)
     if device[0].startswith("Tesla"):
-        assert "torch.bfloat16" not in " ".join(table["advice"])
+        assert "torch.bfloat16" not in " ".join(one.advice for one in (*found, *compute(known)))
 
 
 @pytest.mark.parametrize(
@@ -360,48 +373,6 @@ def test_what_a_gpu_can_do_is_known_by_its_number(name: str, facts: dict[str, An
     told = {what: has_units(recording, what) for what in NEEDS if what != "torch.compile"}
 
     assert told == ({what: what in can for what in told} if can is not None else dict.fromkeys(told))
-
-
-def copying(kind: str, moved: int, count: int = 1) -> pd.Series:
-    """Return the finding of steps whose host is held in calls that copy."""
-    hand = ByHand()
-    for number in range(STEPS):
-        t = 10_000 * number
-        hand.step(t, t + 2000)
-        hand.kernel("gemm_a", t + 5, t + 10, t + 110)
-        for place in range(count):
-            row = 100 * place
-            hand.event(
-                "cudaMemcpyAsync", t + 200 + row, t + 290 + row, "cuda_runtime", correlation=90_000 + len(hand.rows)
-            )
-            number_of = hand.rows[-1]["correlation"]
-            begin = t + 210 + row
-            on_device = {"device": 0, "stream": 7, "correlation": number_of, "bytes": moved}
-            hand.event(f"Memcpy {kind}", begin, begin + 70, "gpu_memcpy", thread=-1, **on_device)
-        hand.kernel("gemm_b", t + 1800, t + 1810, t + 1910)
-    for row in hand.rows:
-        row.setdefault("bytes", -1)
-    return found(hand.recording()).loc["host-device copies"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "moved", "says", "not_said"),
-    [
-        ("DtoH (Device -> Pageable)", 256, "Read results less often", "pin_memory"),
-        ("DtoH (Device -> Pageable)", 2**24, "Copy less data back to the host", "pin_memory"),
-        ("HtoD (Pageable -> Device)", 2**24, "pin_memory=True", "results"),
-        ("HtoD (Pageable -> Device)", 8, "on the device", "pin_memory"),
-        ("HtoD (Pinned -> Device)", 2**24, "already come from pinned memory", "pin_memory"),
-    ],
-)
-def test_advice_on_copies_follows_their_direction_and_size(kind: str, moved: int, says: str, not_said: str) -> None:
-    advice = copying(kind, moved, 8)
-
-    assert says in advice["advice"]
-    assert not_said not in advice["advice"]
-    assert advice["code"] == ""
-    assert ("256 B" in advice["evidence"]) == (moved == 256)
 
 
 @pytest.mark.parametrize(
@@ -432,21 +403,6 @@ def test_copies_that_computation_hides_cost_nothing() -> None:
         hand.kernel("Memcpy HtoD (Pinned -> Device)", t + 5, t + 10, t + 1500, category="gpu_memcpy")
 
     assert "host-device copies" not in found(hand.recording()).index
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kernel", "says"), [("AllReduce", "bucket_cap_mb"), ("ReduceScatter", "prefetching"), ("AllGather", "prefetching")]
-)
-def test_buckets_are_for_gradients_that_are_reduced_and_not_for_shards(kernel: str, says: str) -> None:
-    hand = ByHand()
-    for number in range(STEPS):
-        t = 10_000 * number
-        hand.step(t, t + 2000)
-        hand.kernel("gemm", t + 1, t + 10, t + 1000)
-        hand.kernel(f"ncclDevKernel_{kernel}_RING", t + 5, t + 800, t + 1900)
-
-    assert says in found(hand.recording()).loc["collectives", "advice"]
 
 
 def test_bytes_of_copies_come_from_the_trace(tmp_path: Path) -> None:

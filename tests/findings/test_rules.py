@@ -1,18 +1,27 @@
-"""Every rule that is written is asked, and has words for its verdict: of steps, of runs and of jobs."""
+"""Every rule that is written is asked, and has words for its verdict: of steps, of runs and of jobs.
+
+Which words a rule chooses is tested here if it depends on a few facts alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
-from perfnb.findings import rules
+from perfnb.findings import proposed_code, rules
 from perfnb.findings.finding import Rule
-from perfnb.findings.gpu_facts import HELD
+from perfnb.findings.gpu_facts import HELD, Copies
+from perfnb.findings.rules import bound, double, host, optimizer, timed, transfers
 from perfnb.loop import run_rules
 from perfnb.ranks import findings as job_rules
+from perfnb.recording.text import TEXT
+from perfnb.trace_names import LAYER_SPAN
 
 NAMES = [path.stem for path in sorted(Path(rules.__file__).parent.glob("*.py")) if path.stem != "__init__"]
 OF_STEPS = [__import__(f"{rules.__name__}.{name}", fromlist=["_"]) for name in NAMES]
@@ -36,3 +45,263 @@ def test_rules_of_one_name_say_the_same(asked: Sequence[Rule]) -> None:
         assert (rule.headline, rule.saving, rule.ceiling) == (same.headline, same.saving, same.ceiling)
         assert rule.headline or not rule.explained
         assert rule.idle_cause in ("", *HELD)
+
+
+LARGE, SMALL, NO_COPIES = 2.0**24, 2.0**16 - 1, Copies(0, 0, 0, None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("to_device", "to_host", "says"),
+    [
+        (NO_COPIES, NO_COPIES, "Find the calls that copy"),
+        (NO_COPIES, Copies(2, 2, 0, SMALL, 0.1), "Read results less often"),
+        (NO_COPIES, Copies(2, 2, 0, SMALL + 1, 0.1), "Copy less data back to the host"),
+        (NO_COPIES, Copies(2, 2, 0, None, 0.1), "Copy less data back to the host"),
+        (Copies(2, 0, 2, SMALL, 0.1), Copies(2, 0, 2, LARGE, 0.1), "Copy less data back to the host"),
+        (Copies(2, 0, 2, SMALL, 0.2), Copies(2, 0, 2, LARGE, 0.1), "Create these small tensors on the device"),
+        (Copies(2, 0, 2, LARGE, 0.1), NO_COPIES, "already come from pinned memory"),
+        (Copies(2, 1, 1, LARGE, 0.1), NO_COPIES, "Copy batches asynchronously from pinned memory"),
+        (Copies(2, 0, 2, LARGE, 0.0), NO_COPIES, "already come from pinned memory"),
+    ],
+)
+@pytest.mark.parametrize("torch", [True, False])
+def test_advice_on_copies(to_device: Copies, to_host: Copies, says: str, torch: bool) -> None:
+    facts: Any = SimpleNamespace(for_torch=lambda words: words if torch else "")
+    gpu: Any = SimpleNamespace(to_device=to_device, to_host=to_host)
+
+    said = transfers._advice(facts, gpu)
+
+    assert said.startswith(says) or says in said.partition(".")[0]
+    assert any(word in said for word in ("non_blocking", "device=...")) == (
+        torch and not says.startswith(("Find", "Read"))
+    )
+
+
+def test_the_copies_of_each_direction_are_counted() -> None:
+    gpu: Any = SimpleNamespace(to_device=Copies(8, 3, 5, 2.0**20, 1.0), to_host=Copies(1, 0, 1, None, 1.0))
+    assert transfers._moved(gpu) == (
+        "; 8 copies to the device of 1.00 MiB, 3 of them using pageable memory; 1 copy to the host"
+    )
+    gpu.to_device = NO_COPIES
+    assert transfers._moved(gpu) == "; 1 copy to the host"
+
+
+@pytest.mark.parametrize(
+    ("classes", "on_gpu", "says"),
+    [
+        (["AdamW"], False, ": construct torch.optim.AdamW with fused=True"),
+        (["Adam", "AdamW"], True, ": construct torch.optim.Adam and torch.optim.AdamW with fused=True"),
+        (["RMSprop"], True, ": construct torch.optim.RMSprop with foreach=True"),
+        (["AdamW", "RMSprop"], False, ": most of torch's optimizers accept fused=True or foreach=True"),
+        (["AdamW", "Mine"], False, ": most of torch's optimizers accept fused=True or foreach=True"),
+        (["Mine", "Yours"], False, ": torch._foreach_add_ and similar functions accept lists of tensors"),
+        ([], False, ": most of torch's optimizers accept fused=True or foreach=True"),
+    ],
+)
+def test_how_an_optimizer_updates_all_at_once(classes: list[str], on_gpu: bool, says: str) -> None:
+    facts: Any = SimpleNamespace(gpu=object() if on_gpu else None)
+    assert optimizer._how(facts, classes) == says
+
+
+def test_a_line_switches_as_many_optimizers_as_it_names() -> None:
+    assert optimizer._switched("fused_optimizer", ["opt"]) == (
+        ": this line switches the existing optimizer to fused=True"
+    )
+    assert optimizer._switched("foreach_optimizer", ["a", "b"]) == (
+        ": this line switches the existing optimizers to foreach=True"
+    )
+
+
+def test_rates_of_products_are_compared_if_both_were_measured() -> None:
+    assert "run 2.5 times as fast in float32" in double._rates(2e9, 5e9)
+    assert "was not measured" in double._rates(0.0, 5e9)
+    assert "was not measured" in double._rates(2e9, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("units", "says"),
+    [
+        ({"bfloat16": True}, 'forward and loss under torch.autocast("cuda", dtype=torch.bfloat16)'),
+        ({"bfloat16": None}, "dtype=torch.bfloat16) if the GPU has units for it"),
+        ({"bfloat16": False, "float16": True}, "dtype=torch.float16), with torch.amp.GradScaler for the gradients"),
+        ({"bfloat16": False, "float16": False}, ""),
+    ],
+)
+def test_the_format_that_a_gpu_has_units_for(
+    units: dict[str, bool | None], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bound, "has_units", lambda recording, what: units[what])
+    facts: Any = SimpleNamespace(recording=None, uses_torch=True, gpu=object())
+
+    said = bound._lower_precision(facts)
+
+    assert said.endswith(says)
+    assert bool(said) == bool(says)
+
+
+@pytest.mark.parametrize(
+    ("change", "note", "code"),
+    [
+        ({}, "", "import torch; net = torch.compile(net)"),
+        ({"uses_torch": False}, "", ""),
+        ({"compiled": ["net"]}, "already compiled", ""),
+        ({"compiled": ["net.fc"]}, "already compiled", ""),
+        ({"compiled": ["nets", "other.net"]}, "", "import torch; net = torch.compile(net)"),
+        ({"units": False}, "it needs compute capability 7.0 or higher", ""),
+        ({"units": None}, "", "import torch; net = torch.compile(net)"),
+        ({"units": False, "gpu": None}, "", "import torch; net = torch.compile(net)"),
+        ({"variable": None}, "", ""),
+        ({"called": False}, "torch.compile(net) alone would not compile anything", ""),
+    ],
+)
+def test_when_compiling_is_proposed(
+    change: dict[str, Any], note: str, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: dict[str, Any] = {"uses_torch": True, "compiled": [], "units": True, "gpu": object()}
+    known |= {"variable": "net", "called": True}
+    known |= change
+    names = ["net", "net.fc", "nets", "other.net"]
+    modules = pd.DataFrame({"name": names, "compiled": [name in known["compiled"] for name in names]})
+    monkeypatch.setattr(proposed_code, "has_units", lambda recording, what: known["units"])
+    facts: Any = SimpleNamespace(
+        uses_torch=known["uses_torch"],
+        recording=SimpleNamespace(modules=modules),
+        gpu=known["gpu"],
+        root=lambda layer: "net",
+        variable=lambda layer: known["variable"],
+        is_called=lambda layer: known["called"],
+        variables={"net"},
+    )
+
+    said, line = proposed_code.compiling(facts, ["net.fc"])
+
+    assert note in said
+    assert bool(note) == bool(said)
+    assert proposed_code.shown(line, {"net"}) == code
+
+
+def test_the_host_s_share_of_idle_time_on_a_gpu_could_be_named_by_samples() -> None:
+    gpu = SimpleNamespace(idle_by={"host": 3.0, "launches": 2.0})
+    facts: Any = SimpleNamespace(live=True, steps=99, gpu=gpu, share=lambda ms: ms / 10)
+
+    assert host.unnamed_share(facts) == 0.3
+    facts.live = False
+    assert host.unnamed_share(facts) == 0.0
+    facts.live, facts.steps = True, 1
+    assert host.unnamed_share(facts) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("kernels", "torch", "says"),
+    [
+        (["gemm", "ncclDevKernel_AllReduce_RING"], True, "bucket_cap_mb"),
+        (["ncclDevKernel_ReduceScatter_RING"], True, "prefetching"),
+        (["ncclDevKernel_AllReduce", "ncclDevKernel_AllGather"], True, "prefetching"),
+        (["ncclDevKernel_AllGather"], False, "start communication earlier"),
+    ],
+)
+def test_buckets_are_for_gradients_that_are_reduced_and_not_for_shards(
+    kernels: list[str], torch: bool, says: str
+) -> None:
+    gpu = SimpleNamespace(communication_ms=4.0, exposed_ms=1.0, kernel_names=pd.Series(kernels, dtype=TEXT))
+    facts: Any = SimpleNamespace(gpu=gpu, uses_torch=torch, of_step=lambda ms: f"{ms:g} ms")
+
+    (found,) = transfers.exposed_communication.search(facts)
+
+    ways = {"bucket_cap_mb", "prefetching", "start communication earlier"}
+    assert {way for way in ways if way in found.advice} == {says}
+    assert "communicates for 4.00 ms per step. For 1 ms, it computes nothing" in found.evidence
+    assert "75 % of the communication is hidden" in found.evidence
+    assert found.bound_ms == 1.0
+    assert [row.name for row in found.rows] == [kernel for kernel in kernels if "nccl" in kernel]
+    gpu.communication_ms = 0.0
+    assert list(transfers.exposed_communication.search(facts)) == []
+
+
+@pytest.mark.parametrize(
+    ("slow", "count", "period"),
+    [
+        ([3, 8, 13], 15, 5),
+        ([3, 8, 13], 25, 5),  # three of five that would be expected
+        ([3, 8, 13], 26, None),
+        ([3, 8], 10, None),
+        ([3, 8, 14], 15, None),
+        ([1, 3, 5], 6, 2),
+        ([1, 2, 3], 4, None),
+    ],
+)
+def test_slow_steps_have_a_period_if_they_recur_at_one_distance(
+    slow: list[int], count: int, period: int | None
+) -> None:
+    assert timed._period(np.array(slow), count) == period
+
+
+@pytest.mark.parametrize(
+    ("pauses", "often", "confidence"),
+    [
+        ([0.0] * 10, None, ""),
+        ([9.0] + [0.0] * 8, "in 1 step of 9", "low"),
+        ([9.0] + [0.0] * 9, None, ""),  # a single pause among ten steps proves nothing
+        ([9.0, 2.0] + [0.0] * 8, "in 2 steps of 10", "medium"),
+        ([9.0, 1.8] + [0.0] * 8, None, ""),  # without the longest, less than 2 % of a step
+        ([9.0, 0.0] * 3, "every 2 steps", "medium"),
+        ([9.0, 0.0] * 4, "every 2 steps", "high"),
+    ],
+)
+def test_pauses_of_the_garbage_collector_must_recur(pauses: list[float], often: str | None, confidence: str) -> None:
+    facts: Any = SimpleNamespace(
+        pauses_ms=np.array(pauses), share=lambda ms: ms / 10, of_step=lambda ms: f"{ms:.3g} ms"
+    )
+
+    found = list(timed.garbage_collection.search(facts))
+
+    assert [one.confidence for one in found] == ([confidence] if often else [])
+    for one in found:
+        assert one.bound_ms == pytest.approx(sum(pauses) / len(pauses))
+        assert one.evidence.startswith(f"Python collected garbage {often}, for ")
+        assert one.evidence.endswith("took up to 9.00 ms.")
+        assert ("only one" in one.why) == (confidence == "low")
+
+
+@pytest.mark.parametrize(
+    ("change", "bound_ms"),
+    [
+        ({}, 4.0),
+        ({"step_ms": 5.0}, 2.5),  # of a step of 5 ms, half remains
+        ({"step_ms": 99.0}, 4.0),
+        ({"tried": [3.0, 4.0, 7.7, 7.7]}, 2.15),
+        ({"tried": [3.0, 4.0, 7.9, 7.9]}, None),  # the upper quartile is not below the timed steps' lower one
+        ({"gpu": object()}, None),
+        ({"live": False}, None),
+        ({"cores": None}, None),
+        ({"threads": None}, None),
+        ({"tried": None}, None),
+    ],
+)
+def test_another_number_of_threads_is_proposed_if_it_was_clearly_faster(
+    change: dict[str, Any], bound_ms: float | None
+) -> None:
+    known = {"threads": 8, "cores": 4.0, "live": True, "gpu": None, "step_ms": 8.0, "tried": [4.0] * 4} | change
+    tried = known["tried"] and {"threads": 2, "steps_ms": known["tried"]}
+    facts: Any = SimpleNamespace(
+        **{name: known[name] for name in ("cores", "live", "gpu", "step_ms")},
+        environment={"threads": known["threads"], "cpus": 16, "cpu_limit": 4.0},
+        meta={"threads_tried": tried},
+        timed_ms=np.array([7.8, 7.8, 8.0, 8.5, 9.0]),
+        share=lambda ms: ms / 8,
+    )
+
+    found = list(timed.threads_and_cores.search(facts))
+
+    assert [one.bound_ms for one in found] == ([] if bound_ms is None else [pytest.approx(bound_ms)])
+    for one in found:
+        assert "torch uses 8 threads, and the process has 16 cores, limited to 4 by its cgroup" in one.evidence
+        assert "additional threads" in one.advice
+        assert one.code == "torch.set_num_threads(2)"
+        facts.cores = 8.0
+        (enough,) = timed.threads_and_cores.search(facts)
+        assert "otherwise some are idle" in enough.advice
+
+
+def test_a_layer_s_own_code_is_named_in_words() -> None:
+    assert host._short(LAYER_SPAN) == "the code of a layer"

@@ -14,6 +14,7 @@ from perfnb.findings.verdict import verdict_of
 from perfnb.profile.profile import Profile
 from perfnb.profile.summary import summarize
 from tests.findings.test_findings import found, one_long_op, timed
+from tests.findings.test_gpu import two_kernels
 from tests.recordings import ByHand
 
 
@@ -26,6 +27,16 @@ def test_the_wait_for_data_is_that_of_the_timed_steps() -> None:
     assert wait["bound_share"] == pytest.approx(35 / 36)
     assert wait["confidence"] == "high"
     assert wait["rows"] == [{"kind": "phase", "name": "data"}]
+
+
+@pytest.mark.parametrize(("waited", "bound_ms"), [(2.0, 2.0), (5.25, 5.11)])
+def test_a_wait_for_data_costs_no_more_than_the_gpu_is_idle(waited: float, bound_ms: float) -> None:
+    """It works for 0.2 ms of each step of 5.31."""
+    wait = found(timed(two_kernels(5000).recording(), [5.31] * 9, [waited] * 9)).loc["input pipeline"]
+
+    assert wait["bound_ms"] == pytest.approx(bound_ms)
+    assert f"; the GPU was idle for {bound_ms:.2f} ms of this time" in wait["evidence"]
+    assert wait["confidence"] == "medium"
 
 
 def test_a_mean_step_is_called_one_where_the_headline_has_the_median() -> None:
@@ -93,28 +104,6 @@ def test_stalls_that_come_regularly_are_told_of_with_their_period() -> None:
 
     assert "every 8 steps" in stalls["evidence"]
     assert stalls["confidence"] == "medium"
-
-
-@pytest.mark.parametrize(
-    ("tried_ms", "noted"),
-    [([4.0, 4.1, 3.9, 4.2], True), ([9.8, 10.1, 9.9, 10.2], False), ([1.0, 2.0, 3.0, 30.0, 40.0], False)],
-)
-def test_threads_are_judged_by_steps_that_were_tried_with_others(tried_ms: list[float], noted: bool) -> None:
-    environment = {"processor": "made up", "threads": 64, "cpus": 16, "cpu_limit": 2.0, "gpus": []}
-    recording = timed(
-        one_long_op().recording(),
-        [10.0, 10.1, 9.9] * 5,
-        environment=environment,
-        threads_tried={"threads": 2, "steps_ms": tried_ms},
-    )
-
-    table = found(recording)
-
-    assert ("threads and cores" in table.index) == noted
-    if noted:
-        assert table.loc["threads and cores", "bound_ms"] == pytest.approx(10 - 4.05)
-        assert "16 cores, limited to 2 by its cgroup" in table.loc["threads and cores", "evidence"]
-        assert table.loc["threads and cores", "code"] == "import torch; torch.set_num_threads(2)"
 
 
 def test_what_slow_steps_add_is_a_share_of_a_step_in_the_mean() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from perfnb.attribution.device_work import device_work
-from perfnb.gpu.dependencies import EVENT, LAUNCH, STREAM, held_up, host_waits
+from perfnb.attribution.device_work import device_work, thread_keys
+from perfnb.gpu.dependencies import EVENT, LAUNCH, STREAM, handovers, held_up, host_timeline, host_waits
 from tests.gpu.paths import critical_path
 from tests.traces_by_hand import Trace
 
@@ -26,6 +26,44 @@ def waiting() -> Trace:
     """Return a host that waits for a kernel: 10 to launch, 5 until it begins, 75 of it, 5 to return."""
     trace = Trace().event("aten::mm", 2, 20).work("gemm", 15, 90, (10, 12))
     return trace.event("cudaDeviceSynchronize", 50, 95, "cuda_runtime")
+
+
+def test_threads_resume_when_another_of_the_backward_pass_has_finished() -> None:
+    trace = Trace().event("a", 10, 30).event("b", 60, 80).event("c", 90, 95)
+    trace.event("x", 35, 60, thread=2, forward_thread=1).event("y", 70, 80, thread=2, forward_thread=1)
+    trace.event("forward elsewhere", 40, 58, thread=3, forward_thread=0)
+    trace.event("MmBackward0", 36, 50, thread=4)  # in an older trace
+    trace.event("MmBackward0", 40, 59, "cuda_runtime", thread=5)
+    timeline = host_timeline(trace.frame())
+    main, backward, older = (int(key) for key in thread_keys(trace.frame())[[0, 3, 6]])
+
+    over = handovers(trace.frame(), timeline, main)
+
+    # The main thread also pauses from 80 to 90, after "y" had already ended.
+    rows = zip(over.thread, over.time // 1000, over.other, over.ended // 1000, strict=True)
+    assert list(rows) == [(main, 60, backward, 60), (backward, 35, main, 30), (older, 36, main, 30)]
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "pieces"),
+    [
+        (5, 70, [(-1, 5, 10), (0, 10, 30), (-1, 30, 60), (1, 60, 70)]),
+        (30, 60, [(-1, 30, 60)]),
+        (29, 61, [(0, 29, 30), (-1, 30, 60), (1, 60, 61)]),
+        (10, 10, [(0, 10, 10)]),
+        (90, 99, [(-1, 90, 99)]),
+    ],
+)
+def test_an_interval_is_cut_where_a_thread_turns_to_something_else(
+    begin: int, end: int, pieces: list[tuple[int, int, int]]
+) -> None:
+    timeline = host_timeline(Trace().event("a", 10, 30).event("b", 60, 80).frame())
+
+    owner, start, stop = timeline.cut(0, 1000 * begin, 1000 * end)
+
+    assert list(zip(owner, start // 1000, stop // 1000, strict=True)) == pieces
+    elsewhere = timeline.cut(1, 5, 70)
+    assert [part.tolist() for part in elsewhere] == [[-1], [5], [70]]
 
 
 def test_a_step_that_waits_for_a_kernel_goes_through_its_launch_and_the_kernel() -> None:

@@ -133,13 +133,14 @@ def test_the_sentence_says_whether_launches_keep_up(tmp_path: Path) -> None:
     assert "40 % of the kernels were shorter than their launch: " in launch_sentence(replace(gpu, launches=short))
 
 
-@pytest.mark.slow
 def test_whether_launches_keep_up_is_not_said_without_evidence(tmp_path):
     gpu = gpu_of(samples.two_gpus(), tmp_path)
     quiet = gpu.devices.assign(host=0.0)
 
-    few = replace(gpu, devices=quiet, launches=replace(gpu.launches, launched=8, known=1))
-    assert "it lacks the launches of 88 % of the kernels" in launch_sentence(few)
+    few = replace(gpu, devices=quiet, launches=replace(gpu.launches, launched=8, known=3))
+    assert launch_sentence(few).endswith("it lacks the launches of 62 % of the kernels, copies and fills.")
+    half = replace(few, launches=replace(few.launches, known=4))
+    assert launch_sentence(half).startswith("Launches keep up with the GPU")
     lost = replace(gpu, devices=quiet.assign(unknown=quiet["total_ms"] / 2))
     assert "the GPU was idle 50 % of the time before them" in launch_sentence(lost)
 
@@ -186,6 +187,23 @@ def test_what_is_not_known_is_said(tmp_path):
     shown = gpu_document(gpu)
     assert "launch overhead is unknown" in shown.verdict.why
     assert "launch call" not in [figure.label for figure in shown.figures]
+
+
+def test_a_kernel_that_appears_to_start_before_its_launch_is_said_to(tmp_path: Path) -> None:
+    trace = Written().op("aten::mm", 5, 60).kernel("early", 30, 20, 40).kernel("late", 41, 50, 55)
+
+    (note,) = (note for note in gpu_of(trace, tmp_path).notes if "clocks" in note)
+
+    assert note.startswith("1 of 2 kernels, copies and fills appear to start before their launch")
+
+
+def test_without_a_path_there_is_no_table_of_it(tmp_path: Path) -> None:
+    gpu = gpu_of(samples.two_gpus(), tmp_path)
+    assert gpu.path is not None
+    empty = replace(gpu.path, kinds=gpu.path.kinds.head(0))
+    shown = {title for path in (None, empty) for title in tables(gpu_document(replace(gpu, path=path)))}
+    assert not any(title.startswith("Critical path") for title in shown)
+    assert sum(title.startswith("Critical path") for title in tables(gpu_document(gpu))) == 2
 
 
 def test_work_of_graphs_is_said_to_be(tmp_path):

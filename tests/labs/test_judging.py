@@ -315,11 +315,19 @@ def test_true_and_false_of_a_file_are_no_numbers() -> None:
     assert not any(map(is_false, (True, Flag(True), 0, None, "", [])))
 
 
+class Unprintable(Exception):
+    """An exception whose message cannot be read."""
+
+    def __str__(self) -> str:
+        raise SystemExit
+
+
 def test_a_quotation_is_cut() -> None:
     assert quoted("x" * 78) == repr("x" * 78)
     assert quoted("x" * 79) == "'" + "x" * 76 + "..."
     assert shortened("ab\tc\nd", 6) == "ab?c\nd"
     assert what_was_raised(ValueError()) == "ValueError"
+    assert what_was_raised(Unprintable()) == "Unprintable"
     assert what_was_raised(ValueError("x" * 288)) == "ValueError: " + "x" * 288
     assert what_was_raised(ValueError("x" * 289)) == "ValueError: " + "x" * 285 + "..."
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from perfnb import Profile, estimate_memory, profile_step
 from perfnb.labs import lab_04
 from perfnb.labs.exercise import Facts
 from perfnb.labs.lab_04 import saved_bytes, trained_bytes
+from perfnb.labs.ledger import exercise_of
 from perfnb.recording.schema import CATEGORIES
 from tests.labs.judging import expect_of, hint
 from tests.labs.lab_04_answers import stepping
@@ -204,6 +207,30 @@ def test_the_largest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert small == pytest.approx(estimate.peak_bytes, rel=1e-3)
     assert hint("4.4", batch, make_step=narrow_step) == ""
     assert "so does one with" in hint("4.4", batch // 2, make_step=narrow_step)
+
+
+def test_the_peak_leaves_out_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = pd.DataFrame({"total": [10, 50, 45, 7], "other": [1, 30, 4, 1]})
+    monkeypatch.setattr(lab_04, "profile_step", lambda step, **options: SimpleNamespace(memory=memory))
+
+    assert lab_04.measured_peak(print) == 41
+
+
+@pytest.mark.parametrize(
+    ("batch", "fixed", "peaks"),
+    [
+        (1400, 0, {"1400": 1400 * 2**13, "1442": 1442 * 2**13}),  # 1.03 times as many rows fit as well
+        (2048, 0, {"2048": 16 * MIB, "2110": 2110 * 2**13}),  # exactly the limit
+        (2049, 0, {"2049": 2049 * 2**13, "2048": 16 * MIB}),  # a row too many
+        (1, 17 * MIB, {"1": 17 * MIB + 2**13}),  # there is no batch with a row less
+    ],
+)
+def test_which_batches_are_run(monkeypatch: pytest.MonkeyPatch, batch: int, fixed: int, peaks: dict[str, int]) -> None:
+    monkeypatch.setattr(lab_04, "measured_peak", lambda step: fixed + step() * 2**13)
+
+    facts = exercise_of("4.4").measure(batch, make_step=lambda rows: lambda: rows)
+
+    assert facts == {"batch": batch, "peaks": peaks}
 
 
 def peaks(batch: int, peak_mib: float, other_mib: float) -> Facts:

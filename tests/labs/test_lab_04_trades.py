@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -14,7 +15,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from perfnb import Profile, profile_step
+from perfnb.labs import lab_04
 from perfnb.labs.exercise import Facts
+from perfnb.labs.ledger import exercise_of
 from perfnb.results import Leaks
 from perfnb.stats.slope import Slope
 from tests.labs.judging import an_ab_test, expect, expect_of, hint, said_of
@@ -114,6 +117,36 @@ def blocks() -> nn.ModuleList:
 )
 def test_a_tower_by_its_memory(blocks: nn.ModuleList, run: Callable[..., Any], says: str) -> None:
     expect("4.5", says, Tower(blocks, run), plain=Tower(blocks, one_by_one), rows=ROWS)
+
+
+def test_a_right_tower_is_measured_as_it_trains_the_batch(
+    blocks: nn.ModuleList, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, old = Tower(blocks, each_checkpointed), Tower(blocks, one_by_one)
+    seen = []
+
+    def peak_of(step: Callable[[], Any]) -> int:
+        with_gradient = nn.utils.parameters_to_vector(blocks.parameters())
+        step()
+        first = [part.grad.clone() for part in blocks.parameters() if part.grad is not None]
+        step()
+        again = [part.grad for part in blocks.parameters() if part.grad is not None]
+        assert len(first) == len(again) == len(list(blocks.parameters()))
+        assert all(torch.allclose(one, other) for one, other in zip(first, again, strict=True))  # they do not add up
+        assert torch.equal(with_gradient, nn.utils.parameters_to_vector(blocks.parameters()))
+        seen.append(step)
+        return 100 * len(seen)
+
+    monkeypatch.setattr(lab_04, "measured_peak", peak_of)
+
+    facts = exercise_of("4.5").measure(new, plain=old, rows=ROWS[:5])
+
+    assert facts["ratio"] == 2.0  # of the new tower, which is measured last
+    assert [(case["forward"], case["backward"], case["input_changed"]) for case in facts["cases"]] == [
+        (True, True, False)
+    ] * 5
+    expect_of("4.5", "", facts | {"ratio": 0.4999})
+    expect_of("4.5", "still takes 50 % of the memory", facts | {"ratio": 0.5})
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
@@ -324,14 +357,41 @@ def test_a_monitor_that_does_not_do_its_work(monitor: Callable[..., Any], says: 
 
 
 @pytest.mark.parametrize(
+    ("leaks", "allocated", "process"),
+    [
+        (found_leaks(), 131076.0, 133376.0),
+        (replace(found_leaks(), allocator=None), None, 133376.0),
+        (replace(found_leaks(), process=None), 131076.0, None),
+    ],
+)
+def test_what_a_right_monitor_is_watched_for(
+    monkeypatch: pytest.MonkeyPatch, leaks: Leaks, allocated: float | None, process: float | None
+) -> None:
+    def watched(step: Callable[[Any], None], inputs: Iterator[Any], steps: int) -> Leaks:
+        for _ in range(steps):
+            step(next(inputs))
+        return leaks
+
+    monkeypatch.setattr(lab_04, "find_leaks", watched)
+
+    facts = exercise_of("4.8").measure(Leaky, leaky=Leaky)
+
+    assert facts["said"] == facts["wanted"]
+    assert len(facts["said"]) == 12
+    assert facts["training"]
+    assert (facts["allocated"], facts["process"], facts["batch"]) == (allocated, process, 128 * 64 * 4)
+
+
+@pytest.mark.parametrize(
     ("facts", "says"),
     [
         ({}, ""),
-        ({"allocated": 4.0}, ""),
+        ({"allocated": 256.0}, ""),
         ({"process": None}, ""),
         ({"allocated": None}, "could not be watched"),
-        ({"allocated": 512.0}, "still grows"),
-        ({"process": 30_000.0}, "outside torch"),
+        ({"allocated": 256.5}, "still grows"),
+        ({"process": 16384.0}, ""),
+        ({"process": 16384.5}, "outside torch"),
         ({"said": [1.0, 4.0] * 6}, "different values"),
         ({"training": False}, "no longer trains as before"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 
 from notebooks.labs import build
 from perfnb.results import ArchitectureComparison
-from tests.labs.judging import expect
+from tests.labs.judging import expect, hint
 from tests.labs.lab_05_answers import RATIO, USES
 
 
@@ -80,3 +81,11 @@ def test_time_by_arithmetic(
     answer = {"time": time, "arithmetic": arithmetic, "per_flop": per_flop}
 
     expect("5.2", words, answer, comparison=comparison)
+
+
+def test_a_comparison_of_other_models_is_not_taken(comparison: ArchitectureComparison) -> None:
+    other = replace(comparison, ratios=comparison.ratios.assign(b="mlp"))
+
+    answer = {"time": 1.5, "arithmetic": RATIO, "per_flop": 1.5 / RATIO}
+
+    assert "does not have the three models" in hint("5.2", answer, comparison=other)

@@ -151,6 +151,8 @@ def test_rows_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
         (Torn, "match"),
         (lambda data, size: iter(ByHand(data, size)), "later epoch is empty"),
         (lambda data, size: [data.tensors[0]], "pair of tensors"),
+        (lambda data, size: [(data.tensors[0][:, :1], data.tensors[1])], "needs one row per sample"),
+        (lambda data, size: [(data.tensors[0], data.tensors[0])], "needs one row per sample"),
         (lambda data, size: None, "Return a loader"),
     ],
 )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import math
+import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from perfnb.labs.exercise import Facts
 from perfnb.labs.ledger import exercise_of
 from tests.labs.judging import an_ab_test, expect, hint, said_of
 from tests.labs.lab_06_answers import Loader, Parsed, Text, at_once
-from tests.labs.planted import plant
+from tests.labs.planted import Clock, plant
 
 
 def make_loader(dataset: Any, batch_size: int, make_ms: float, use_ms: float, **options: Any) -> Loader:
@@ -81,6 +82,39 @@ def test_workers_too_few_too_many_or_left(monkeypatch: pytest.MonkeyPatch, answe
     gc.collect()
     monkeypatch.setattr(lab_06, "TO_END_S", 10.0)
     assert lab_06.processes_left(set()) == 0
+
+
+def test_what_is_measured_of_a_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without processes: what two workers would make, in another order in the second epoch."""
+    epochs: list[int] = []
+    me = os.getpid()
+
+    class TwoWorkers:
+        def __init__(self, dataset: Any, batch_size: int, make_ms: float, use_ms: float) -> None:
+            assert (len(dataset), batch_size) == (72, 8)
+            assert dataset[5] == (5, me)
+
+        def __iter__(self) -> Iterator[Any]:
+            epochs.append(0)
+            first = len(epochs) % 2
+            return iter([(torch.tensor([place, 7]), torch.tensor([pid, me])) for place, pid in ((first, 12), (4, 11))])
+
+    alive = [{1}, {1, 2, 3}, {1, 3}, {1, 3}, {1, 3}, {1, 3}]
+    monkeypatch.setattr(lab_06, "PACES", ((11.0, 6.0),))
+    monkeypatch.setattr(lab_06, "time", Clock())
+    monkeypatch.setattr(lab_06, "TO_END_S", 0.12)
+    monkeypatch.setattr(lab_06, "processes", lambda: alive.pop(0))
+
+    (case,) = exercise_of("6.6").measure(TwoWorkers)["cases"]
+
+    assert case == {
+        "pace": [11.0, 6.0],
+        "rows": [[1, 7, 4, 7], [0, 7, 4, 7]],
+        "batches": [2, 2],
+        "workers": [[11, 12], [11, 12]],
+        "left": 1,  # looked for at 0, 0.05, 0.1 and 0.15 s
+    }
+    assert len(alive) == 1
 
 
 def test_what_makes_no_loader() -> None:

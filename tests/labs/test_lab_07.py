@@ -258,6 +258,21 @@ def test_one_factor_is_accepted_when_it_has_a_report() -> None:
         assert said_of(number, facts | {"report": REPORT, "trial": 0.8}) == ""
 
 
+@pytest.mark.parametrize(
+    ("number", "answer", "says"),
+    [
+        ("7.3", lambda: 3, "A training needs"),
+        ("7.3", Fused(), "the class Fused itself, not Fused()"),
+        ("7.3", NoOptimizer, "make_optimizer returned None; is `return` missing?"),
+        ("7.3", NoneOfTorch, "must return an optimizer, not a str"),
+        ("7.4", NoModel, "make_model returned None; is `return` missing?"),
+        ("7.4", NoModule, "must return a model, not a method"),
+    ],
+)
+def test_what_is_no_training(number: str, answer: Any, says: str) -> None:
+    assert says in hint(number, answer, **GIVEN, reports={})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "answer", "says"),
@@ -271,18 +286,12 @@ def test_one_factor_is_accepted_when_it_has_a_report() -> None:
         ("7.3", Remembering, "trains differently"),
         ("7.3", Idle, "do not change"),
         ("7.3", HalfTheBatch, "trains differently"),
-        ("7.3", lambda: 3, "A training needs"),
-        ("7.3", Fused(), "the class Fused itself, not Fused()"),
-        ("7.3", NoOptimizer, "make_optimizer returned None; is `return` missing?"),
-        ("7.3", NoneOfTorch, "must return an optimizer, not a str"),
         ("7.3", Foreach, "You changed foreach"),
         ("7.3", NotFused, "is overridden, but the optimizer's setting"),
         ("7.3", Misspelt, "Script has no method make_optimiser"),
         ("7.3", Script, "No method of Script is overridden"),
         ("7.3", FusedAtOnce, "make_optimizer is still the script's"),
         ("7.4", Bf16Above, "calls super()"),
-        ("7.4", NoModel, "make_model returned None; is `return` missing?"),
-        ("7.4", NoModule, "must return a model, not a method"),
         ("7.4", NoScores, "predict returned None; is `return` missing?"),
         ("7.4", AroundStep, "You overrode step; override predict"),
         ("7.4", Script, "Nothing that the check compares"),

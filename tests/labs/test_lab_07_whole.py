@@ -130,6 +130,10 @@ def test_what_is_not_compiled_is_not() -> None:
     assert "Nothing that the check compares" in hint("7.6", pays_after, **COMPILED | {"training": Script})
 
 
+def test_the_time_of_the_first_step_is_needed() -> None:
+    assert "Pass the time of the first step" in hint("7.6", pays_after, **COMPILED | {"first": 9.0})
+
+
 class NoModel(Script):
     def make_model(self, net: Any) -> Any:
         torch.compile(net)

@@ -377,6 +377,9 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: p
 
     with pytest.raises(LabError, match=r"rank_0 could not be written to .*lab_traces .*PERFNB_CACHE to"):
         trace_file("rank_0")
+    monkeypatch.setattr("perfnb.labs.made_traces.cache_folder", lambda: None)
+    with pytest.raises(LabError, match="no folder to write the trace rank_0 to"):
+        trace_file("rank_0")
     with pytest.raises(LabError, match="There is no trace 'h100'; there are reader_a, "):
         trace_file("h100")
 

@@ -214,6 +214,7 @@ def largest_size(batch_ms: dict[int, float], bound_ms: float) -> float:
         (lambda b, bound: rate(b, bound) or rate({1: b[1]}, math.inf), "no size keeps the bound"),
         (lambda b, bound: max(1000 * size / ms for size, ms in b.items() if 2 * ms <= bound),
          "1 in 30 ms, 2 in 34 ms, no size keeps the bound. Your code raised ValueError"),
+        (lambda b, bound: 1 / 0, "ZeroDivisionError"),
         (lambda b, bound: rate(b, bound, 3), "Which sizes keep the bound"),
         (lambda b, bound: None, "no value"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from perfnb.labs import lab_11
+from perfnb.labs.ledger import exercise_of
 from tests.labs.judging import expect, hint
 from tests.labs.lab_11_answers import cell_with, models, rewritten
 
@@ -75,33 +77,77 @@ def test_what_a_compiler_can_save(answer: Callable[..., Any], words: str) -> Non
 ABS = "x.abs().max()"
 
 
+def compiling(graphs: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Let torch.compile make this number of graphs of a model, and return the cards that these get."""
+    given: list[Any] = []
+
+    def compiled(model: Any, *, backend: Any, dynamic: bool) -> Any:
+        assert dynamic
+
+        def forward(card: Any) -> Any:
+            given.append(card)
+            return model(card)
+
+        each = [backend(SimpleNamespace(forward=forward), []) for _ in range(graphs)]
+        return lambda card: [run(card) for run in each]
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    return given
+
+
+@pytest.mark.parametrize("graphs", [0, 1, 2])
+def test_the_graphs_of_a_card_are_counted(graphs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = compiling(graphs, monkeypatch)
+
+    facts = exercise_of("11.3").measure(rewritten(f"self.head(x), {ABS}"), checked=models()["Checked"])
+
+    assert facts["graphs"] == graphs
+    assert [len(card) for card in given] == [images for images in lab_11.CARDS for _ in range(graphs)]
+    assert facts["operators"] > 20
+    for case in facts["cases"]:
+        assert (case["returned"], case["same"]) == ("", True)
+        assert case["said"] == pytest.approx(case["wanted"])
+        assert case["said"] >= case["signed"] > case["mean"] > 0
+
+
+@pytest.mark.parametrize(
+    ("returns", "words"),
+    [
+        (f"[self.head(x), {ABS}.reshape(1)]", ""),
+        ("self.head(x), torch.maximum(x.max(), -x.min())", ""),
+        ("self.head(x), x.norm(p=float('inf'))", ""),
+        ("self.head(x), x.max()", "misses negative numbers"),
+        ("self.head(x), x.abs().mean()", "is a mean"),
+        ("self.head(x), self.head(x).abs().max()", "the largest score"),
+        ("self.head(x), x.square().max()", "not the largest absolute number"),
+        ("self.head(x), x.abs().amax(-1)", "12 numbers instead of the largest one"),
+        (f"self.head(x), {ABS}.item()", "breaks the graph"),
+        ("self.head(x)", "a single tensor"),
+        (f"{ABS}, self.head(x)", "120 numbers instead of the largest one"),
+        (f"self.head(self.head.weight.new_zeros(x.shape)), {ABS}", "scores differ"),
+        (f"{{'scores': self.head(x), 'largest': {ABS}}}", "returns a dict"),
+        (f"3, {ABS}", "int instead of the scores"),
+        ("None", "nothing yet"),
+    ],
+)
+def test_a_rewritten_reader(returns: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling(1, monkeypatch)
+    expect("11.3", words, rewritten(returns), checked=models()["Checked"])
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*Graph break:UserWarning")
 @pytest.mark.parametrize(
-    ("returns", "more", "words"),
+    ("more", "words"),
     [
-        (f"self.head(x), {ABS}", "", ""),
-        (f"[self.head(x), {ABS}.reshape(1)]", "", ""),
-        ("self.head(x), torch.maximum(x.max(), -x.min())", "", ""),
-        ("self.head(x), x.norm(p=float('inf'))", "", ""),
-        ("self.head(x), x.max()", "", "misses negative numbers"),
-        ("self.head(x), x.abs().mean()", "", "is a mean"),
-        ("self.head(x), self.head(x).abs().max()", "", "the largest score"),
-        ("self.head(x), x.square().max()", "", "not the largest absolute number"),
-        ("self.head(x), x.abs().amax(-1)", "", "12 numbers instead of the largest one"),
-        (f"self.head(x), {ABS}.item()", "", "breaks the graph"),
-        ("self.head(x)", "", "a single tensor"),
-        (f"{ABS}, self.head(x)", "", "120 numbers instead of the largest one"),
-        (f"self.head(self.head.weight.new_zeros(x.shape)), {ABS}", "", "scores differ"),
-        (f"self.head(x), {ABS}", "if x.abs().max() > 1e4: raise ValueError", "2 graphs. A line"),
-        (f"self.head(x), {ABS}", "print(x.abs().max())", "print() or .item()"),
-        (f"self.head(x), {ABS}", "print(end=''), float(x.sum())", "graphs. A line"),
-        (f"{{'scores': self.head(x), 'largest': {ABS}}}", "", "returns a dict"),
-        ("None", "", "nothing yet"),
+        ("", ""),
+        ("if x.abs().max() > 1e4: raise ValueError", "2 graphs. A line"),
+        ("print(x.abs().max())", "print() or .item()"),
+        ("print(end=''), float(x.sum())", "graphs. A line"),
     ],
 )
-def test_a_graph_without_a_break(returns: str, more: str, words: str) -> None:
-    expect("11.3", words, rewritten(returns, more=more), checked=models()["Checked"])
+def test_a_graph_without_a_break(more: str, words: str) -> None:
+    expect("11.3", words, rewritten(f"self.head(x), {ABS}", more=more), checked=models()["Checked"])
 
 
 @pytest.mark.parametrize("returns", ["max(x.abs().flatten())", "max(map(max, x.abs()))"])

@@ -331,6 +331,7 @@ def least_ms(serial: float, divisible: float, start: float, cores: int) -> float
         (lambda *given: min(given[3], max(1, int(root(*given)))), "rounded to a whole number"),
         (lambda *given: min(given[3], max(1, math.ceil(root(*given)))), "rounded to a whole number"),
         (lambda *given: best(*given) if root(*given) else 1, "divides by start_ms"),
+        (lambda *given: best(*given) if given[2] else [][0], "IndexError"),
         (lambda *given: best(*given) if given[2] else 1, "cores need 6 threads"),
         (lambda *given: best(*given) - 1, "a place in a list"),
         (lambda *given: best(*given) + 1, "is faster"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from perfnb.labs.lab_12 import FAULTS
+from perfnb.labs.ledger import exercise_of
 from perfnb.labs.made_night import BOXES, MAYAS, Archive, Work, run_counted, work_of
 from tests.labs.judging import expect, hint
 from tests.labs.lab_12_answers import Cured, Nightly, Once, OnePass, Reader, Single, a_profile
@@ -176,6 +177,57 @@ class Broken(Cured):
         return self.nothing
 
 
+class Small:
+    """A script whose step takes no time. It reads a card before its first step, and each step adds to the weights."""
+
+    moved, reads, inputs = 1.0, 0, 64
+    logged: Any = (1.5, 20)
+
+    def __init__(self, archive: Any, seed: int = 0) -> None:
+        self.archive = archive
+        self.log: list[Any] = []
+        self.reader = torch.nn.Linear(self.inputs, 2, bias=False)
+        torch.nn.init.ones_(self.reader.weight)
+        archive.read(0)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for number in range(self.reads):
+            self.archive.read(number)
+        self.reader(torch.zeros(2, 5, self.inputs))
+        self.reader.weight += self.moved
+        self.log.append(self.logged)
+
+
+class Faster(Small):
+    moved, reads, logged = 1.1, 2, [torch.tensor(1.25), np.int64(19)]
+
+
+class Still(Small):
+    moved = 0.0
+
+
+class Wider(Small):
+    inputs, logged = 65, 2.5
+
+
+def test_what_is_measured_of_two_small_scripts() -> None:
+    facts = exercise_of("12.5").measure(Faster, script=Small)
+
+    work = {"steps": 3, "passes": 3, "boxes": 3 * 2 * 5, "longest": 5, "float64": False}
+    assert facts["before"] == work | {"reads": 1, "log": [[1.5, 20]] * 3}
+    # It runs on to 20 steps, in which it reads on.
+    assert facts["after"] == work | {"reads": 1 + 20 * 2, "log": [[1.25, 19]] * 3}
+    assert facts["apart"] == pytest.approx(0.1)
+    assert exercise_of("12.5").measure(Small, script=Faster)["apart"] == pytest.approx(0.3 / 3.3)
+    assert exercise_of("12.5").measure(Still, script=Small)["apart"] == 1.0
+    assert exercise_of("12.5").measure(Small, script=Still)["apart"] is None  # nothing was trained
+    wider = exercise_of("12.5").measure(Wider, script=Small)
+    assert wider["apart"] is None
+    assert wider["after"]["log"] == [[2.5]] * 3
+    assert "still Maya's script" in hint("12.5", Small, script=Small)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "words"),
@@ -184,7 +236,6 @@ class Broken(Cured):
         (lambda archive, seed: Cured(archive, seed), ""),
         (Kept, ""),
         (Lazy, ""),
-        (Nightly, "still Maya's script"),
         (OfTheBatch, "your cure computes something else"),
         (NoFlicker, "your cure computes something else"),
         (Half, "your cure computes something else"),

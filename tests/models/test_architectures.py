@@ -9,12 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from torch import nn
 
 import perfnb
+from perfnb.models import architectures
 from perfnb.models.architecture_tables import (
     COLUMNS,
     KINDS,
@@ -82,6 +84,70 @@ def test_three_models_on_one_batch(tmp_path: Path) -> None:
     assert set(comparison.profiles) == set(models)
     assert "transformer" in str(comparison)
     assert "transformer" in comparison.to_html(tmp_path / "models.html").read_text("utf-8")
+
+
+class Clock:
+    """A clock that shows these seconds, one after the other."""
+
+    def __init__(self, *shown: float) -> None:
+        self.shown = list(shown)
+
+    def perf_counter(self) -> float:
+        return self.shown.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("steady", "now", "left_s", "notes"),
+    [
+        (True, 5.0, 3.5, ["busy"]),
+        (None, 12.0, 0.5, ["busy"]),  # a second is left at least
+        (False, 5.0, 3.5, ["Not all models had reached steady state when the warm-up ended.", "busy"]),
+    ],
+)
+def test_models_are_timed_in_turns_and_profiled_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, steady: bool | None, now: float, left_s: float, notes: list[str]
+) -> None:
+    profiled: list[Any] = []
+    given: list[Any] = []
+
+    class Bench:
+        conditions = SimpleNamespace(facts="facts")
+
+        def __init__(self, steps: list[Any], progress: object) -> None:
+            assert len(steps) == 2
+
+        def __enter__(self) -> Bench:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    def run_profile(step: Any, batches: None, plan: Any, models: list[Any], **options: Any) -> Any:
+        profiled.append((options["name"], models, plan.warmup, plan.steps, plan.traced, plan.budget_s))
+        return SimpleNamespace(_summary=f"summary of {options['name']}")
+
+    def tables(*parts: Any) -> dict[str, Any]:
+        given.extend(parts)
+        return dict.fromkeys(("table", "shares", "ratios"), pd.DataFrame()) | {"layers": {}}
+
+    samples = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    monkeypatch.setattr("perfnb.bench.rounds.Bench", Bench)
+    monkeypatch.setattr(architectures, "time", Clock(2.0, now))
+    monkeypatch.setattr(architectures, "warm_up", lambda bench, start, budget_s: steady)
+    monkeypatch.setattr(architectures, "planned_rounds", lambda bench, start, budget_s, width: (None, samples))
+    monkeypatch.setattr(architectures, "run_profile", run_profile)
+    monkeypatch.setattr(architectures, "architecture_tables", tables)
+    monkeypatch.setattr(architectures, "noise_sentences", lambda facts: ["busy"] if facts == "facts" else [])
+    one, other = mlp(), mlp()
+
+    found = architectures.compare_architectures({"a": one, "b": (other, X[:5])}, X, training=False, budget_s=10.0)
+
+    assert profiled == [("a", [one], 1, 1, 3, left_s), ("b", [other], 1, 1, 3, left_s)]
+    assert given[0] == {"a": "summary of a", "b": "summary of b"}
+    assert given[1:3] == [{"a": [1.0, 2.0, 3.0], "b": [4.0, 5.0, 6.0]}, {"a": 16, "b": 5}]
+    assert (found.rounds, found.training, found.batch) == (3, False, "16 × 1 × 8 × 8")
+    assert list(found.notes) == notes
+    assert list(found.profiles) == ["a", "b"]
 
 
 @pytest.mark.deep
