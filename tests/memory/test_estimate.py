@@ -578,14 +578,15 @@ def test_modes_and_running_means_are_put_back_also_after_an_error(training: bool
         return [module.training for model in held for module in model.modules()]
 
     def used() -> None:
-        for model in held:
-            model.train()(torch.randn(8, 4))
-        raise OSError("full")
+        with left_as_they_were(held, training=training):
+            assert modes() == ([True, True, False, True] if training else [False] * 4)
+            for model in held:
+                model.train()(torch.randn(8, 4))
+            raise OSError("full")
 
     held = models()
     before = [buffer.clone() for model in held for buffer in model.buffers()]
-    with pytest.raises(OSError, match="full"), left_as_they_were(held, training=training):
-        assert modes() == ([True, True, False, True] if training else [False] * 4)
+    with pytest.raises(OSError, match="full"):
         used()
     assert modes() == [True, True, False, True]
     assert all(map(torch.equal, (buffer for model in held for buffer in model.buffers()), before))

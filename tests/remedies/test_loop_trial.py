@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import io
 import pickle
 import signal
@@ -261,8 +262,10 @@ def test_what_is_saved_or_copied_meanwhile_is_the_users_own(monkeypatch: pytest.
     trial.close()
 
     trial = started(training, "compile")
+    signature = inspect.signature(model.forward)
     on(trial, training, lambda: "forward" in vars(model))
     assert "forward" in vars(model)
+    assert inspect.signature(model.forward) == signature
     x = training.batches[0][0]
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         with torch.no_grad():
