@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import UnsupportedOperatorException
 from perfnb.errors import CaptureError
 from perfnb.memory.estimate.estimate import estimate_memory
 from perfnb.memory.estimate.fake_tensors import explained
+from perfnb.memory.estimate.model_step import model_step
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -23,6 +24,9 @@ def test_what_is_no_model_no_loss_and_no_number_of_bytes_is_refused() -> None:
         estimate_memory(3, batch)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="loss must be a function such as"):
         estimate_memory(nn.Linear(4, 4), batch, loss="mse")  # type: ignore[arg-type]
+    for training in (True, False):
+        with pytest.raises(TypeError, match="loss must be a function such as"):
+            model_step(nn.Linear(4, 4), batch, "mse", training=training)  # type: ignore[arg-type]
     for wrong in ("8GiB", -1, float("nan")):
         with pytest.raises(ValueError, match="bytes must be a non-negative number"):
             estimate_memory(nn.Linear(4, 4), batch).largest_batch(wrong)  # type: ignore[arg-type]
