@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import sys
 import warnings
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -131,28 +135,110 @@ def test_inputs_of_an_engine_go_by_name_and_never_by_chance() -> None:
         backends._fed(["one"], (x, y), {})
 
 
-def test_another_provider_than_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
+class Named(nn.Module):
+    """Returns the difference by name, next to something that is no tensor."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
+        return {"difference": x - y, "words": "none", "sum": [x + y]}
+
+
+def test_an_engines_outputs_take_the_places_of_the_models_tensors() -> None:
+    rebuilt = backends._like(Named(), call_of({"x": torch.ones(2), "y": torch.ones(2)}))
+    found = rebuilt([np.array([1.0]), np.array([2.0])])
+    assert list(found) == ["difference", "words", "sum"]
+    assert (found["difference"].tolist(), found["words"], found["sum"][0].tolist()) == ([1.0], "none", [2.0])
+    with pytest.raises(RefusedError, match="it returns 1 tensors, but the model returns 2"):
+        rebuilt([np.array([1.0])])
+
+
+@pytest.fixture
+def onnxruntime(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An engine that subtracts and adds its inputs, whose second input is `y`."""
 
     class Session:
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            pass
+        def __init__(self, path: str, options: Any, providers: list[str]) -> None:
+            assert Path(path).read_bytes() == b"12345"
+            assert (options.intra_op_num_threads, options.inter_op_num_threads) == (torch.get_num_threads(), 1)
 
         def get_providers(self) -> list[str]:
-            return ["AzureExecutionProvider"]
+            return list(engine.providers)
+
+        def get_inputs(self) -> list[Any]:
+            return [SimpleNamespace(name="y"), SimpleNamespace(name="x")]
+
+        def run(self, names: None, fed: dict[str, Any]) -> list[Any]:
+            return [fed["x"] - fed["y"], fed["x"] + fed["y"]]
 
     def export(model: Any, args: Any, path: Path, **kwargs: Any) -> None:
-        path.write_bytes(b"")
+        path.write_bytes(b"12345")
 
-    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    engine: Any = ModuleType("onnxruntime")
+    engine.InferenceSession, engine.SessionOptions, engine.GraphOptimizationLevel = Session, MagicMock, MagicMock()
+    engine.providers = ["CPUExecutionProvider"]
+    monkeypatch.setitem(sys.modules, "onnxruntime", engine)
     monkeypatch.setattr(torch.onnx, "export", export)
-    monkeypatch.setattr(backends, "_missing", lambda *names: "")
-    linear = nn.Linear(4, 4)
-    call = call_of(torch.ones(1, 4))
-    yardstick = backend_trials._Yardstick(linear, call, linear)
-    trial = backend_trials._tried(by_name()["onnxruntime"], linear, call, yardstick)
+    return engine
 
-    assert trial.why_not == "it runs on AzureExecutionProvider instead of CPUExecutionProvider"
+
+def test_onnxruntime_gets_its_inputs_by_name_and_is_checked_for_its_provider(onnxruntime: Any, tmp_path: Path) -> None:
+    call = call_of({"x": torch.full((2,), 5.0), "y": torch.ones(2)})
+    ready = backends._onnxruntime(Named(), call, tmp_path)
+    assert (ready.size_bytes, ready.by_torch) == (5, False)
+    found = ready.run(**call.kwargs)
+    assert (found["difference"].tolist(), found["sum"][0].tolist()) == ([4, 4], [6, 6])
+    onnxruntime.providers = ["AzureExecutionProvider"]
+    with pytest.raises(RefusedError, match="it runs on AzureExecutionProvider instead of CPUExecutionProvider"):
+        backends._onnxruntime(Named(), call, tmp_path)
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_openvino_gets_its_inputs_and_its_outputs_are_copied(
+    by_name: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = np.zeros(1, dtype=np.float32)
+
+    def compiled(fed: dict[str, Any]) -> dict[int, Any]:
+        x, y = (fed["x"], fed["y"]) if by_name else (fed["one"], fed["two"])
+        kept[:] = x - y
+        return {0: kept, 1: x + y}
+
+    names = [({"y", "two"}, "two"), ({"one", "x"}, "one")] if by_name else [({"one"}, "one"), ({"two"}, "two")]
+    engine: Any = ModuleType("openvino")
+    engine.convert_model = lambda model, example_input: example_input
+    engine.save_model = lambda model, path, compress_to_fp16: path.write_bytes(b"x" * (3 + compress_to_fp16))
+    network = MagicMock(side_effect=compiled, outputs=[0, 1])
+    network.inputs = [SimpleNamespace(names=known, any_name=first) for known, first in names]
+    engine.Core = lambda: SimpleNamespace(compile_model=lambda model, kind, options: asked.append(model) or network)
+    asked = list[Any]()
+    monkeypatch.setitem(sys.modules, "openvino", engine)
+    x, y = torch.tensor([5.0]), torch.tensor([1.0])
+    call = call_of({"x": x, "y": y} if by_name else (x, y))
+
+    ready = backends._openvino(Named(), call, tmp_path)
+    first, second = ready.run(*call.args, **call.kwargs), ready.run(*(() if by_name else (y, x)), **call.kwargs)
+
+    assert (ready.size_bytes, ready.by_torch) == (3, False)
+    assert asked == [call.kwargs or (x, y)]
+    assert (first["difference"].tolist(), first["sum"][0].tolist()) == ([4.0], [6.0])
+    assert second["difference"].tolist() == ([4.0] if by_name else [-4.0])
+    if not by_name:
+        assert backends._openvino(nn.Identity(), call_of(x), tmp_path)
+        assert asked[1] is x
+
+
+def test_images_and_weights_have_their_channels_last(tmp_path: Path) -> None:
+    seen = list[bool]()
+
+    class Model(nn.Conv2d):
+        def forward(self, *inputs: Any) -> Any:
+            seen.extend(one.is_contiguous(memory_format=torch.channels_last) for one in (*inputs[:1], self.weight))
+            return inputs
+
+    model, x, row = Model(3, 8, 3), torch.randn(2, 3, 5, 5), torch.ones(2, 3, 4)
+    found = backends._channels_last(model, call_of(x), tmp_path).run(x, row, "word")
+    assert seen == [True, True]
+    assert not model.weight.is_contiguous(memory_format=torch.channels_last)
+    assert found[1:] == (row, "word")
 
 
 def test_outputs_that_cannot_be_checked_say_so() -> None:

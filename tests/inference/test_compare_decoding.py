@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +153,18 @@ def test_guesses_and_answers_are_counted() -> None:
     assert "1 of 2 answers differs from plain decoding, the earliest after 4 tokens." in words_of(decoded(0.5))
     assert "2 answers compared: all are the same." in words_of(decoded(0.5, same=True))
     assert "Answers were not compared" in words_of(decoded(0.5, same=None))
+    own = decoded(0.5)
+    unsteady = replace(own, ab=replace(own.ab, steady=False))
+    told = "The answers had not reached steady state when the warm-up ended."
+    assert (told in words_of(unsteady), told in words_of(own)) == (True, False)
+
+
+def test_only_as_many_answers_are_compared_as_a_share_of_the_budget_allows(clock: FakeClock) -> None:
+    def answer(request: int) -> Iterator[int]:
+        clock.pass_exactly(100 * request)
+        yield from [1, 2]
+
+    for budget_s, compared in ((60.0, 4), (1.0, 1)):
+        found = perfnb.compare_decoding(answer, answer, [3, 1, 2, 1], budget_s=budget_s)
+        assert found.requests["request"].tolist() == list(range(compared))
+        assert found.same

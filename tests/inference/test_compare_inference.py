@@ -130,6 +130,16 @@ def test_a_transformer_has_a_row_per_backend_and_goes_into_a_journal(tmp_path: P
     assert bool(history["accepted"].iloc[0])
 
 
+def test_a_journal_gets_the_times_of_each_backend_and_whether_it_is_accepted() -> None:
+    found = backends_of_times(exact=0.5, exact_slow=1.5)
+    entries = [(timing.median_ms, words, accepted) for timing, words, accepted in found.journal_entries()]
+    assert entries == [
+        (pytest.approx(10, rel=0.01), "backend eager", True),
+        (pytest.approx(5, rel=0.01), "backend exact", True),
+        (pytest.approx(15, rel=0.01), "backend exact_slow", False),
+    ]
+
+
 def test_decisions_follow_the_rules_of_reports() -> None:
     found = backends_of_times(exact=0.5, exact_same=1.0, exact_slow=1.5, close=0.5, low=0.4, wrong=0.2)
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import perfnb
 from perfnb.draw.document import Series, Strip, Table
+from perfnb.inference import latency_view
 from perfnb.inference.latency import HighestRate, Latency, OpenRun
+from perfnb.inference.samples import TOKEN_COLUMNS
 from tests.fake_clock import FakeClock
 from tests.inference.latency_samples import back_to_back, fake, lognormal, with_everything, with_tokens
 from tests.inference.test_latency import words_of
@@ -173,11 +179,57 @@ def test_too_few_requests_for_the_bound_leave_the_rate_unknown(clock: FakeClock)
     assert verdict.why == "There were too few requests to determine p99: raise budget_s."
 
 
-def test_the_batcher_for_the_bound_is_recommended() -> None:
-    best = with_everything().batching.best_within(40.0)
+def batcher(most: int, delay_ms: float = 3.0, rate: float = 80.0, p99_ms: float = 12.0) -> Any:
+    return SimpleNamespace(most=most, delay_ms=delay_ms, rate_per_s=rate, p99_ms=p99_ms)
 
-    words = f"a batcher with at most {best.most} requests"
-    assert with_everything()._document().verdict.next.startswith(f"Use {words}")
+
+KEPT = HighestRate(70.0, 60.0, 80.0, 40.0, 0.99)
+
+
+@pytest.mark.parametrize(
+    ("asked", "best", "alone_ms", "sentence"),
+    [
+        (KEPT, batcher(4), 0, "Use a batcher with at most 4 requests and a delay of 3.00 ms, which serves up to 80.0"),
+        (KEPT, batcher(1), 0, "Use serving requests one by one, which serves up to 80.0 requests/s within the bound"),
+        (KEPT, batcher(4, rate=70.0), 0, "No batcher can serve a higher rate within the bound."),
+        (KEPT, None, 0, "No batcher can serve a higher rate within the bound."),
+        (dataclasses.replace(KEPT, rate_per_s=None), batcher(4, rate=0.1), 0, "Use a batcher with at most 4"),
+        (None, None, 0, "At 20.0 requests/s, every batcher is overrun."),
+        (None, batcher(1), 0, "At 20.0 requests/s, no batcher has a lower p99 than serving requests one by one"),
+        (None, batcher(2), 15.0, "At 20.0 requests/s, use a batcher with at most 2 requests and a delay of 3.00 ms: "
+         "p99 12.0 ms instead of 15.0 ms (simulated)."),
+        (None, batcher(2), math.inf, "At 20.0 requests/s, use a batcher with at most 2 requests and a delay of "
+         "3.00 ms: p99 12.0 ms instead of serving one by one, which is overrun (simulated)."),
+        (dataclasses.replace(KEPT, quantile=0.9), None, 0, "At 20.0 requests/s, every batcher is overrun."),
+    ],
+)  # fmt: skip
+def test_which_batcher_is_recommended(asked: Any, best: Any, alone_ms: float, sentence: str) -> None:
+    found: Any = SimpleNamespace(batching=Mock())
+    found.batching.best.return_value = found.batching.best_within.return_value = best
+    found.batching.at.return_value = batcher(1, p99_ms=alone_ms)
+    measured: Any = SimpleNamespace(batches_ms={2: [1.0]}, asked_rate=20.0)
+    assert latency_view._batchers(found, measured, Mock(), asked).startswith(sentence)
+    measured.batches_ms = {}
+    assert latency_view._batchers(found, measured, Mock(), asked) == ""
+
+
+@pytest.mark.parametrize(("rate", "at"), [(20.0, 20.0), (None, 80.0)])
+def test_batchers_are_compared_at_the_rate_asked_for_or_at_most_of_what_is_served(rate: Any, at: float) -> None:
+    load: Any = SimpleNamespace(closed_per_s=100.0)
+    assert latency_view._batched_at(SimpleNamespace(asked_rate=rate), load) == at  # type: ignore[arg-type]
+
+
+def test_what_a_budget_or_a_function_left_out_is_told() -> None:
+    words = words_of(fake(lognormal(60), batches_ms={}, tokens=pd.DataFrame(columns=list(TOKEN_COLUMNS))))
+    assert "There was no time to measure batches: raise budget_s." in words
+    assert "No tokens arrived." in words
+    assert not [one for one in ("no time to measure", "No tokens") if one in words_of(with_everything())]
+    found = fake(lognormal(60))
+    assert found.slowest(2)["service_ms"].tolist() == sorted(lognormal(60), reverse=True)[:2]
+    with pytest.raises(ValueError, match=r"Batches were not measured: pass batch="):
+        found.batching  # noqa: B018
+    with pytest.raises(ValueError, match=r"Goodput is only measured in a run at a given rate"):
+        found.goodput_per_s(ttft_ms=1.0)
 
 
 def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:

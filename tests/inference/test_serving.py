@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from perfnb.inference.latency import latency
-from perfnb.inference.request_runner import RequestQueue
+from perfnb.inference.request_runner import RequestQueue, Served
 from perfnb.inference.serving import Requests, may_hold, served_by, size_of, tokens_served_by
 from tests.fake_clock import FakeClock
 
@@ -229,3 +229,19 @@ def test_an_error_names_the_request(servers: int) -> None:
 )
 def test_an_input_without_room_for_all_requests_is_told(made: object, holds: bool) -> None:
     assert may_hold(made, 8) == holds
+
+
+def test_a_server_that_waits_for_its_request_stops_when_another_fails(clock: FakeClock) -> None:
+    requests = Requests([0])
+    queue = RequestQueue(requests, requests.draws(0), 2, 10.0, [0.0, 5000.0])
+    due_ns = clock.now_ns + 50_000_000
+    assert queue._sleep_until(due_ns)
+    assert due_ns <= clock.now_ns < due_ns + 1_000_000
+    queue._stopped = True
+    assert queue._sleep_until(due_ns)
+    assert not queue._sleep_until(clock.now_ns + 50_000_000)
+    assert queue._take() is None
+
+
+def test_the_time_of_a_request_is_in_milliseconds() -> None:
+    assert Served(0, "", 1_000_000, 2_000_000, 5_500_000_000, 0).service_ms == 5498.0

@@ -72,6 +72,14 @@ def test_backward_passes_of_attention(backend: str, shape: tuple[int, ...], requ
     assert cuda_scratch_bytes(name, [q] * 5) == pytest.approx(requested, rel=0.002)
 
 
+@pytest.mark.parametrize(("width", "columns"), [(1, 32), (32, 32), (33, 64), (192, 192), (193, 256), (256, 256)])
+def test_flash_attention_sums_in_rows_and_columns_of_whole_tiles(width: int, columns: int) -> None:
+    for length, rows in ((1, 128), (128, 128), (129, 256)):
+        q = ones(2, length, 3, width).transpose(1, 2)
+        name = "_scaled_dot_product_flash_attention_backward"
+        assert cuda_scratch_bytes(name, [q] * 5) == 2 * 3 * rows * (columns + 1) * 4
+
+
 def test_flash_attention_copies_only_what_is_in_another_order() -> None:
     q = ones(8, 4, 256, 64, dtype=torch.bfloat16)
     ordered = ones(8, 256, 4, 64, dtype=torch.bfloat16).transpose(1, 2)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -14,9 +18,11 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from perfnb.errors import CaptureError
-from perfnb.memory.estimate.batches import tensor_resized
+from perfnb.memory.estimate.batches import tensor_resized, with_tensors
 from perfnb.memory.estimate.estimate import MemoryEstimate, _largest_fitting, estimate_memory
+from perfnb.memory.estimate.model_step import ModelStep, left_as_they_were, model_step
 from perfnb.memory.estimate.scratch import has_tiles
+from perfnb.memory.estimate.view import step_words
 from tests.step.allocated import measured_peak, state_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -559,3 +565,176 @@ def test_the_largest_batch_of_a_linear_need_is_found_in_a_few_tries(limit: int) 
 
     assert _largest_fitting(need, limit, start=8) == (limit - 1000) // 70
     assert len(tried) == len(set(tried)) <= 6
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_modes_and_running_means_are_put_back_also_after_an_error(training: bool) -> None:
+    def models() -> list[nn.Module]:
+        first, second = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout()), nn.BatchNorm1d(4)
+        first[1].eval()
+        return [first, second]
+
+    def modes() -> list[bool]:
+        return [module.training for model in held for module in model.modules()]
+
+    def used() -> None:
+        with left_as_they_were(held, training=training):
+            assert modes() == ([True, True, False, True] if training else [False] * 4)
+            for model in held:
+                model.train()(torch.randn(8, 4))
+            raise OSError("full")
+
+    held = models()
+    before = [buffer.clone() for model in held for buffer in model.buffers()]
+    with pytest.raises(OSError, match="full"):
+        used()
+    assert modes() == [True, True, False, True]
+    assert all(map(torch.equal, (buffer for model in held for buffer in model.buffers()), before))
+
+
+class Returning(nn.Module):
+    """Returns what a test says, next to a parameter; remembers what it was called with."""
+
+    def __init__(self, output: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.weight, self.output = nn.Parameter(torch.tensor([2.0, 3.0])), output
+        self.frozen = nn.Parameter(torch.ones(1), requires_grad=False)
+        self.called: Any = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.called = args or kwargs
+        return self.output(self.weight)
+
+
+class WithLoss(NamedTuple):
+    loss: Any
+    other: Tensor
+
+
+@pytest.mark.parametrize(
+    ("output", "loss", "batch", "called", "gradient"),
+    [
+        (lambda w: w, lambda out: (5 * out).sum(), 1, (1,), 5.0),
+        (lambda w: w, lambda out, target: (target * out).sum(), (1, 2, 7), (1, 2), 7.0),
+        (lambda w: w, lambda out, target: (target * out).sum(), [7], (7,), 7.0),
+        (lambda w: w, lambda out, batch: (batch["y"] * out).sum(), {"y": 6}, {"y": 6}, 6.0),
+        (lambda w: WithLoss((4 * w).sum(), w), None, 1, (1,), 4.0),
+        (lambda w: WithLoss("none", w), None, 1, (1,), 1.0),
+        (lambda w: {"a": w, "b": 2 * w, "c": w.detach(), "d": "words"}, None, 1, (1,), 3.0),
+        (lambda w: (w, [2 * w, w.detach()], 3), None, 1, (1,), 3.0),
+    ],
+)
+def test_a_step_calls_model_and_loss_as_a_training_loop_does(
+    output: Any, loss: Any, batch: Any, called: Any, gradient: float
+) -> None:
+    model = Returning(output)
+    model.weight.grad = torch.full((2,), 100.0)
+    step = ModelStep(model, loss, optimizer=partial(torch.optim.SGD, lr=0.5))
+    for _ in range(2):
+        step(batch)
+    assert model.called == called
+    assert model.weight.grad.tolist() == [gradient] * 2
+    assert model.weight.tolist() == [2 - gradient, 3 - gradient]
+    keeps = loss is None and isinstance(output(model.weight), WithLoss) and output(model.weight).loss != "none"
+    assert (step.output is not None) is keeps
+
+    alone = Returning(lambda w: w.sum() if torch.is_grad_enabled() else "no gradient")
+    ModelStep(alone, loss, training=False)(batch)
+    assert (alone.called, alone.weight.grad) == (called, None)
+    run = model_step(model, 1, None if keeps else lambda out: model.weight.sum())
+    run()
+    assert model.weight.grad.tolist() == [gradient if keeps else 1.0] * 2
+    assert model.weight.tolist() == [2 - gradient, 3 - gradient]
+
+
+@pytest.mark.parametrize(
+    ("output", "options", "error", "says"),
+    [
+        (lambda w: w, {"loss": lambda out: out}, CaptureError, "must be a tensor with one element"),
+        (lambda w: w, {"loss": lambda out: 3.0}, CaptureError, "must be a tensor with one element"),
+        (lambda w: w, {"loss": lambda out: out.detach().sum()}, CaptureError, "Nothing in this step requires a grad"),
+        (lambda w: w.detach(), {}, CaptureError, "The model's output does not require a gradient"),
+        (lambda w: w, {"optimizer": lambda ws: 3}, TypeError, "(from parameters, not int|torch optimizer, not int)"),
+        (lambda w: w, {"optimizer": len}, TypeError, "not int"),
+        (lambda w: w, {"optimizer": lambda ws: print}, TypeError, "must return a torch optimizer, not builtin"),
+        (lambda w: w, {"optimizer": torch.optim.LBFGS}, CaptureError, "LBFGS evaluates the loss"),
+    ],
+)
+def test_a_step_that_cannot_train_says_why(
+    output: Any, options: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        ModelStep(Returning(output), **options)(torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("training", "size", "optimizer", "words"),
+    [
+        (True, 1200, "AdamW", "training with a batch of 1,200 and AdamW"),
+        (True, None, "", "training"),
+        (False, 4, "AdamW", "inference with a batch of 4"),
+        (False, None, "", "inference"),
+    ],
+)
+def test_a_step_in_words(training: bool, size: int | None, optimizer: str, words: str) -> None:
+    estimate: Any = SimpleNamespace(training=training, batch_size=size, optimizer=optimizer)
+    assert step_words(estimate) == words
+
+
+@pytest.mark.parametrize(
+    ("size", "error", "need"),
+    [
+        (3, ValueError("more than one value per channel"), math.inf),  # a smaller batch, as for batch norm
+        (5, ValueError("wrong"), None),
+        (4, ValueError("wrong"), None),
+        (3, CaptureError("wrong"), None),
+        (5, OverflowError(), math.inf),
+    ],
+)
+def test_what_a_batch_of_another_size_needs_may_be_too_much_or_an_error(
+    size: int, error: Exception, need: float | None
+) -> None:
+    estimate: Any = SimpleNamespace(with_batch_size=Mock(side_effect=error), batch_size=4)
+    if need is None:
+        with pytest.raises(type(error), match="wrong"):
+            MemoryEstimate._need(estimate, size)
+    else:
+        assert MemoryEstimate._need(estimate, size) == need
+    estimate.with_batch_size = lambda size: SimpleNamespace(peak_bytes=10 * size)
+    assert MemoryEstimate._need(estimate, size) == 10 * size
+
+
+def test_a_batch_keeps_its_containers_and_objects() -> None:
+    class Batch:
+        def __init__(self) -> None:
+            self.rows, self.more, self.word = torch.ones(1), [torch.ones(1)], "word"
+
+    class Frozen(Mapping[str, Any]):
+        def __init__(self, values: dict[str, Any]) -> None:
+            self.__getitem__, self._values = values.__getitem__, values  # type: ignore[method-assign]
+
+        def __getitem__(self, key: str) -> Any:
+            return self._values[key]
+
+        def __iter__(self) -> Iterator[str]:
+            return iter(self._values)
+
+        def __len__(self) -> int:
+            return len(self._values)
+
+    own, plain, shared = Batch(), SimpleNamespace(word="word"), torch.ones(1)
+    value = [WithLoss(shared, shared), own, plain, Frozen({"x": shared}), (own, Batch), {3: [[shared]]}, "word"]
+    found = with_tensors(value, lambda tensor: tensor + 1)
+    pair, batch, words, mapping, (again, kind), nested, word = found
+
+    assert type(pair) is WithLoss
+    assert pair.loss is pair.other is mapping["x"] is nested[3][0][0]
+    assert (shared.item(), pair.loss.item()) == (1, 2)
+    assert type(batch) is Batch
+    assert again is batch is not own
+    assert (batch.rows.item(), batch.more[0].item(), batch.word) == (2, 2, "word")
+    assert (own.rows.item(), own.more[0].item()) == (1, 1)
+    assert (words, type(mapping), kind, word) == (plain, dict, Batch, "word")
+    assert with_tensors({3: [[shared]]}, lambda tensor: tensor + 1, depth=2)[3][0][0] is shared
+    known: Any = {}
+    assert with_tensors([own, [shared]], lambda tensor: tensor + 1, known=known)[0] is own

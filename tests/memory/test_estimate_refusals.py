@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import UnsupportedOperatorException
 
 from perfnb.errors import CaptureError
 from perfnb.memory.estimate.estimate import estimate_memory
+from perfnb.memory.estimate.fake_tensors import explained
+from perfnb.memory.estimate.model_step import model_step
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -21,6 +24,9 @@ def test_what_is_no_model_no_loss_and_no_number_of_bytes_is_refused() -> None:
         estimate_memory(3, batch)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="loss must be a function such as"):
         estimate_memory(nn.Linear(4, 4), batch, loss="mse")  # type: ignore[arg-type]
+    for training in (True, False):
+        with pytest.raises(TypeError, match="loss must be a function such as"):
+            model_step(nn.Linear(4, 4), batch, "mse", training=training)  # type: ignore[arg-type]
     for wrong in ("8GiB", -1, float("nan")):
         with pytest.raises(ValueError, match="bytes must be a non-negative number"):
             estimate_memory(nn.Linear(4, 4), batch).largest_batch(wrong)  # type: ignore[arg-type]
@@ -95,3 +101,40 @@ def test_what_has_no_parameters_yet_is_refused_and_stays_so() -> None:
 def test_a_scripted_model_is_refused_in_one_sentence() -> None:
     with pytest.raises(CaptureError, match="is a scripted module, whose memory cannot be estimated"):
         estimate_memory(torch.jit.script(nn.Linear(4, 4)), torch.randn(2, 4))
+
+
+class Raising(nn.Module):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("raised", "error", "says"),
+    [
+        (UnsupportedOperatorException("mine.op"), CaptureError, "uses mine.op, which has no fake kernel"),
+        (RuntimeError("Storage size calculation overflowed with sizes"), OverflowError, "than can be counted"),
+        (RuntimeError("numel: integer multiplication"), OverflowError, "than can be counted"),
+        (RuntimeError("Cannot access data pointer of Tensor"), CaptureError, "its code in .* depends on the values"),
+        (RuntimeError("out of luck"), RuntimeError, "^out of luck$"),
+        (ValueError("overflow"), ValueError, "^overflow$"),
+    ],
+)
+def test_an_error_that_a_fake_tensor_causes_is_explained_and_any_other_is_the_users(
+    raised: Exception, error: type[Exception], says: str
+) -> None:
+    model = nn.Sequential(nn.Identity(), Raising(raised))
+
+    def step() -> None:
+        with explained(None):
+            model(torch.ones(1))
+
+    with pytest.raises(error, match=says) as found, explained(model):
+        model(torch.ones(1))
+    if "overflow" not in str(raised) and error is CaptureError:
+        assert "1 (Raising)" in str(found.value)
+        with pytest.raises(error, match=r"Raising, which is called in |line \d+ of forward"):
+            step()

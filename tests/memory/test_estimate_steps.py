@@ -18,6 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import perfnb
 from perfnb.errors import CaptureError
+from perfnb.memory.estimate import step_simulation
+from perfnb.memory.estimate.allocator import Allocation
 from perfnb.memory.estimate.estimate import estimate_memory
 from tests.step.allocated import measured_peak, state_of
 
@@ -508,3 +510,52 @@ def test_the_first_batch_of_a_loader_is_taken() -> None:
 def test_what_stands_in_the_wrong_place_is_refused(call: Callable[..., Any], says: str) -> None:
     with pytest.raises(TypeError, match=says):
         call(nn.Linear(4, 4), torch.randn(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("made", "saved", "training", "category"),
+    [
+        (Allocation(1, "forward", True, scratch=True), True, True, "temporaries"),
+        (Allocation(1, "optimizer", True, scratch=False), True, True, "temporaries"),
+        (Allocation(1, "backward", True, scratch=False), False, True, "activations"),  # recomputed
+        (Allocation(1, "backward", False, scratch=False), True, True, "temporaries"),
+        (Allocation(1, "forward", True, scratch=False), True, True, "activations"),
+        (Allocation(1, "forward", True, scratch=False), True, False, "activations"),
+        (Allocation(1, "forward", True, scratch=False), False, True, "temporaries"),
+        (Allocation(1, "forward", True, scratch=False), False, False, "activations"),
+    ],
+)
+def test_the_category_of_what_no_object_owns(made: Allocation, saved: bool, training: bool, category: str) -> None:
+    assert step_simulation._kind_of(made, saved, training) == category
+
+
+def test_tensors_of_a_step_are_those_of_its_models_optimizers_variables_and_batch() -> None:
+    model, other, alone, batch = nn.Linear(2, 1), nn.Parameter(torch.ones(1)), torch.ones(2), torch.ones(3)
+    optimizer = torch.optim.SGD([other])
+    found = step_simulation._tensors([model, optimizer, alone, 3], {"x": [batch]})
+    assert [id(one) for one in found] == [id(one) for one in (model.weight, model.bias, other, alone, batch)]
+
+
+def test_the_state_of_an_optimizer_is_in_its_groups_and_its_entries() -> None:
+    weight, rate, moment, alone = (torch.full((1,), float(number)) for number in range(4))
+    optimizer = torch.optim.SGD([weight], lr=rate)
+    optimizer.state[weight] = {"moment": [moment], "count": 3}
+    optimizer.state["shared"] = (alone, "word")
+    assert [one.item() for one in step_simulation._state(optimizer)] == [1, 2, 3]
+
+
+def test_what_may_keep_tensors_is_of_the_user() -> None:
+    class Broken:
+        @property
+        def __dict__(self) -> Any:  # type: ignore[override]
+            raise OSError
+
+    class Slots:
+        __slots__ = ()
+
+    def function() -> None: ...
+
+    held = {"its own": Trainer.__new__(Trainer), "a namespace": SimpleNamespace(), "a function": function}
+    others = (copy.deepcopy, nn.Linear(1, 1), torch.ones(1), Trainer, Broken(), Slots(), random.Random(1), 3)
+    assert all(step_simulation._has_variables(value) for value in held.values())
+    assert [value for value in others if step_simulation._has_variables(value)] == []

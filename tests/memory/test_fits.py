@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from perfnb.memory.allocations import watched_memory
+from perfnb.memory.fits import options_to_fit
 from perfnb.memory.table import fitting_options, memory_summary, memory_table
 from perfnb.recording.recording import ArithmeticRecord, Recording
 from perfnb.recording.schema import CATEGORIES
@@ -80,6 +81,22 @@ def test_what_frees_nothing_is_no_option() -> None:
     assert options(other=10_000) == {}
     assert options(optimizer_state=0, parameters=10) == {"half precision for the model": 5}
     assert options(activations=1) == {}
+
+
+@pytest.mark.parametrize(
+    ("samples", "batches", "words"),
+    [
+        (2001, 1, "shrink with the batch, 1,000 samples instead of 2,001; accumulate gradients over two batches."),
+        (None, 1, "shrink with the batch; accumulate gradients over two batches."),
+        (8, 2, "with the batch: 4 batches of 4 samples instead of 2 of 8; accumulate gradients over 4 batches."),
+        (None, 3, "shrink with the batch; accumulate gradients over 6 batches."),
+    ],
+)
+def test_half_a_batch_is_told_in_samples_and_batches(samples: int | None, batches: int, words: str) -> None:
+    held = dict.fromkeys(CATEGORIES, 0) | {"activations": 100, "inputs": 20, "temporaries": 2}
+    found = options_to_fit(held, of_optimizer=2, samples=samples, batches=batches, single=False, half=True)
+    assert found["frees_bytes"].tolist() == [60]
+    assert found["detail"].iloc[0].endswith(words)
 
 
 @pytest.mark.parametrize(("samples", "offered"), [(None, True), (1, False), (2, True)])

@@ -12,12 +12,14 @@ import tracemalloc
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from perfnb.errors import TraceError
+from perfnb.memory.snapshot import plain_pickle
 from perfnb.memory.snapshot.plain_pickle import PickleLimits, decode
 from tests.memory import snapshots
 
@@ -343,3 +345,18 @@ def test_errors_are_one_sentence_that_says_where() -> None:
     assert str(error.value).startswith("a.pickle was not read: it is truncated or damaged at byte ")
     with pytest.raises(TraceError, match="does not start like a pickle of protocol 2 to 5"):
         decode(pickle.dumps([1], protocol=0))
+    with pytest.raises(TraceError, match=r"a\.pickle was not read: the text at byte 2 is not UTF-8"):
+        decode(b"\x80\x03X\x01\x00\x00\x00\xff.", "a.pickle")
+    with pytest.raises(TraceError, match="at byte 5, it numbers its values with gaps"):
+        decode(b"\x80\x02]q\x01.", "a.pickle")
+
+
+def test_a_number_of_a_value_may_be_given_again() -> None:
+    raw = b"\x80\x02]q\x00K\x05q\x00ah\x00a."
+    assert decode(raw) == pickle.loads(raw) == [5, 5]
+
+
+def test_a_pickle_that_needs_more_memory_than_there_is_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_pickle, "_decoded", Mock(side_effect=MemoryError))
+    with pytest.raises(TraceError, match=r"a\.pickle was not read, because it needs too much memory"):
+        decode(b"", "a.pickle")

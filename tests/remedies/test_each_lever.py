@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import builtins
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,9 +24,10 @@ import perfnb
 from perfnb.bench.values import NOISE, REDUCED, SAME
 from perfnb.errors import CaptureError
 from perfnb.remedies.lever import Lever, prepared
-from perfnb.remedies.levers import LEVERS, by_name, loading
+from perfnb.remedies.levers import LEVERS, attention, by_name, loading
 from perfnb.remedies.levers.loading import workers_needed
 from perfnb.remedies.levers.precision import prepared_float16
+from perfnb.remedies.levers.threads import candidates
 from perfnb.remedies.state import fingerprint, untouched
 from perfnb.remedies.subject import Subject, find_subject
 from perfnb.remedies.switches import float32_precisions
@@ -397,8 +400,6 @@ def test_a_backend_without_a_kernel_for_the_inputs_is_not_tried(recwarn: pytest.
         ("set_to_none", lambda: world(source=INFER), "no gradients"),
         ("sdpa_math", world, "does not call"),
         ("inference_mode", world, "computes gradients"),
-        ("quantize_dynamic", world, "computes gradients"),
-        ("quantize_dynamic", lambda: world(nn.Identity, "with torch.no_grad(): out = x * 2"), "no model"),
         ("fused_optimizer", lambda: world(fused=True), "already fused"),
         ("foreach_optimizer", lambda: world(foreach=True), "already updates all parameters at once"),
         ("loader_workers", world, "no DataLoader"),
@@ -406,12 +407,7 @@ def test_a_backend_without_a_kernel_for_the_inputs_is_not_tried(recwarn: pytest.
         ("checkpointing", lambda: world(source=INFER), "no gradients"),
     ],
 )
-def test_why_a_lever_does_not_apply(
-    name: str, make: Callable[[], dict[str, Any]], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if words == "no model":
-        monkeypatch.setitem(SHAPES, nn.Identity, (2, 2))
-        monkeypatch.setattr(torch.optim, "AdamW", lambda *_, **__: None)
+def test_why_a_lever_does_not_apply(name: str, make: Callable[[], dict[str, Any]], words: str) -> None:
     subject = subject_of(make())
     assert words in by_name()[name].refuses(subject)
 
@@ -423,16 +419,226 @@ def test_the_line_for_inference_mode_wraps_a_step_that_a_variable_holds() -> Non
     assert lever.code(subject) == ["# with torch.inference_mode():  around the step"]
 
 
-def test_without_torchao_int8_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def made(model: nn.Module | None, kind: str = "cpu", **parts: Any) -> Subject:
+    """Return a subject with a model, as if it were on a kind of device."""
+    optimizers = parts.pop("optimizers", {})
+    return Subject(print, None, {} if model is None else {"model": model}, optimizers, None, kinds={kind}, **parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "subject", "words"),
+    [
+        ("autocast", made(None), "the step calls no model that perfnb can see"),
+        ("autocast", made(nn.Linear(2, 2).double()), "the model is not in float32"),
+        ("autocast", made(nn.Linear(2, 2), "mps"), "perfnb has not been tested with autocast on mps"),
+        ("autocast", made(nn.Linear(2, 2), "cuda"), ""),
+        ("autocast_float16", made(nn.Linear(2, 2), "cuda"), ""),
+        ("autocast_float16", made(None, "cuda"), "the step calls no model that perfnb can see"),
+        ("float32", made(None), "the step calls no model that perfnb can see"),
+        ("float32", made(nn.Linear(2, 2)), "the model is not in float64"),
+        ("float32", made(nn.Linear(2, 2).double()), ""),
+        ("float32_precision", made(nn.Linear(2, 2).double()), "the model is not in float32"),
+        ("float32_precision", made(nn.Linear(2, 2), "mps"), "torch has no such setting for mps"),
+        ("compile", made(None), "the step calls no model that perfnb can see"),
+        ("compile_max_autotune", made(nn.Linear(2, 2), "cuda"), ""),
+        ("compile_reduce_overhead", made(None, "cuda"), "the step calls no model that perfnb can see"),
+        ("sdpa_math", made(None), "the step calls no model that perfnb can see"),
+        ("sdpa_cudnn", made(nn.Linear(2, 2)), "this backend is not available for cpu"),
+        ("quantize_dynamic", made(nn.Linear(2, 2), trains=True), "the step computes gradients"),
+        ("quantize_dynamic", made(None), "the step calls no model that perfnb can see"),
+        ("quantize_dynamic", made(nn.Conv2d(1, 1, 1)), "the model has no linear layers"),
+        ("quantize_dynamic", made(nn.Linear(2, 2).double()), "the model is not in float32"),
+        ("quantize_dynamic", made(nn.Linear(2, 2)), "int8 needs torchao, which is not installed: pip install torchao"),
+    ],
+)
+def test_what_a_lever_needs_of_models_and_devices(
+    name: str, subject: Subject, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("perfnb.remedies.levers.inference.find_spec", lambda name: None)
-    assert "pip install torchao" in by_name()["quantize_dynamic"].refuses(subject_of(world(source=INFER)))
+    assert by_name()[name].refuses(subject) == words
 
 
-def test_int8_needs_linear_layers() -> None:
-    assert by_name()["quantize_dynamic"].lowers == "int8"
-    subject = subject_of(world(source=INFER))
-    subject.models = {"model": nn.Conv2d(1, 1, 1)}
-    assert "no linear layers" in by_name()["quantize_dynamic"].refuses(subject)
+@pytest.mark.parametrize(
+    ("found", "why"), [("clang++", ""), ("g++", ""), ("mine", ""), ("gcc", "needs a C++ compiler"), ("", "needs a C++")]
+)
+def test_compiling_on_a_cpu_needs_a_compiler(found: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "mine")
+    monkeypatch.setattr("perfnb.remedies.levers.compiling.which", lambda name: name if name == found else None)
+    said = by_name()["compile"].refuses(made(nn.Linear(2, 2)))
+    assert why in said
+    assert bool(said) is bool(why)
+    assert by_name()["compile"].refuses(made(nn.Linear(2, 2), "cuda")) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("compile", None), ("compile_reduce_overhead", "reduce-overhead"), ("compile_max_autotune", "max-autotune")],
+)
+def test_models_are_compiled_in_the_levers_mode_and_cuda_graphs_are_told_of_each_step(
+    name: str, mode: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, marks = list[Any](), list[None]()
+    monkeypatch.setattr(torch, "compile", lambda forward, **options: asked.append(options) or (lambda x: x + 7))
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(None))
+    lever, model, x = by_name()[name], nn.Linear(2, 2), torch.zeros(1, 2)
+    with lever.prepared(made(model)) as switch:
+        for _ in range(2):
+            with switch():
+                assert model(x).tolist() == [[7, 7]]
+            assert "forward" not in vars(model)
+    assert (asked, len(marks)) == ([{"mode": mode}], 0 if mode is None else 2)
+    assert (lever.autotunes, lever.in_order is None) == (mode == "max-autotune", mode is not None)
+    if lever.in_order is not None:
+        with lever.in_order(made(model)):
+            assert asked[1:] == [{"mode": None, "options": {"fallback_random": True}}]
+
+
+def test_int8_works_on_a_copy_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def quantize(model: nn.Linear, config: str) -> None:
+        assert config == "int8"
+        nn.init.zeros_(model.weight)
+
+    torchao: Any = ModuleType("torchao.quantization")
+    torchao.quantize_, torchao.Int8DynamicActivationInt8WeightConfig = quantize, lambda: "int8"
+    monkeypatch.setitem(sys.modules, "torchao", ModuleType("torchao"))
+    monkeypatch.setitem(sys.modules, "torchao.quantization", torchao)
+    model, x = nn.Linear(2, 2, bias=False), torch.ones(1, 2)
+    own, subject, lever = model(x).tolist(), made(model), by_name()["quantize_dynamic"]
+    with lever.prepared(subject) as switch:
+        with switch():
+            assert model(x).tolist() == [[0, 0]]
+        assert model(x).tolist() == own
+    assert lever.code(subject) == [
+        "from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_",
+        "quantize_(model, Int8DynamicActivationInt8WeightConfig())",
+    ]
+    assert lever.lowers == "int8"
+
+
+@pytest.mark.parametrize(
+    ("kind", "older", "capability", "cpu", "why"),
+    [
+        ("cuda", "highest", (8, 0), None, ""),
+        ("cuda", "highest", (7, 5), "bfloat16", "this GPU has no units for TF32"),
+        ("cuda", "high", (8, 0), None, "float32 products already use lower precision"),
+        ("cpu", "highest", (7, 5), "bfloat16", ""),
+        ("cpu", "medium", (7, 5), "bfloat16", "float32 products already use lower precision"),
+        ("cpu", "highest", (8, 0), None, "this CPU has no bfloat16 instructions"),
+    ],
+)
+def test_faster_float32_products_need_units_for_them(
+    kind: str, older: str, capability: tuple[int, int], cpu: str | None, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr("perfnb.remedies.levers.precision.lower_precision", lambda kind: cpu)
+    monkeypatch.setattr("perfnb.remedies.levers.precision.older_precision", lambda: older)
+    monkeypatch.setattr("perfnb.remedies.levers.precision.newer_parts", dict)
+    lever, subject = by_name()["float32_precision"], made(nn.Linear(2, 2), kind)
+    said = lever.refuses(subject)
+    assert said.startswith(why)
+    assert bool(said) is bool(why)
+    part, newer = {"cuda": ("cuda", "tf32"), "cpu": ("mkldnn", "bf16")}[kind]
+    parts = {f"torch.backends.{part}.matmul": SimpleNamespace(fp32_precision=newer)}
+    monkeypatch.setattr("perfnb.remedies.levers.precision.older_precision", lambda: None)
+    monkeypatch.setattr("perfnb.remedies.levers.precision.newer_parts", lambda: parts)
+    assert lever.refuses(subject) == "float32 products already use lower precision"
+    assert lever.code(subject) == [f'torch.backends.{part}.matmul.fp32_precision = "{newer}"']
+
+
+@pytest.mark.parametrize("name", ["autocast_float16", "float32"])
+def test_the_lines_for_another_dtype_say_what_to_do_about_an_optimizer(name: str) -> None:
+    model, lever = nn.Linear(2, 2), by_name()[name]
+    alone = lever.code(made(model))
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for called, word in (("opt", "opt"), ("SGD", "optimizer")):  # one without a variable is named after its class
+        lines = lever.code(made(model, optimizers={called: opt}, trains=True))
+        compile("\n".join(lines), "code", "exec")
+        if name == "float32":
+            assert lines[1:] == [f"# {line}" for line in alone]
+            assert lines[0].startswith("# before the optimizer is created")
+        else:
+            assert lines[: len(alone)] == alone
+            assert f"# scaler.step({word})  instead of {word}.step()" in lines[len(alone) :]
+
+
+@pytest.mark.parametrize(
+    ("ms", "fastest", "runs"),
+    [
+        ({4: [40] * 3, 2: [90, 30, 60], 1: [35] * 3}, 2, 9),  # the best of three
+        ({4: [510], 2: [600], 1: [501]}, 1, 3),  # too slow to repeat
+        ({4: [499, 900, 498], 2: [700] * 3, 1: [600] * 3}, 4, 9),
+    ],
+)
+def test_the_fastest_number_of_threads_is_tried(
+    ms: dict[int, list[float]], fastest: int, runs: int, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, ran = {count: iter(each) for count, each in ms.items()}, list[int]()
+
+    def step() -> None:
+        ran.append(torch.get_num_threads())
+        clock.pass_exactly(next(steps[ran[-1]]))
+
+    monkeypatch.setattr("perfnb.remedies.levers.threads.usable_cpus", lambda: 4)
+    torch.set_num_threads(3)
+    subject, lever = made(None), by_name()["threads"]
+    subject.step = step
+    with lever.prepared(subject) as switch, switch():
+        assert torch.get_num_threads() == fastest
+    assert torch.get_num_threads() == 3
+    assert ran == [4, 2, 1] * (runs // 3)
+    assert lever.code(subject) == [f"torch.set_num_threads({fastest})"]
+    assert lever.says(subject) == [f"{fastest} thread{'s' * (fastest > 1)}"]
+
+
+@pytest.mark.parametrize(
+    ("cores", "now", "counts"),
+    [(8, 8, [4, 2, 1]), (8, 3, [8, 4, 2, 1]), (2, 2, [1]), (2.5, 1, [2]), (1, 1, []), (0.5, 2, [1]), (6, 6, [3, 1])],
+)
+def test_which_numbers_of_threads_are_tried(
+    cores: float, now: int, counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfnb.remedies.levers.threads.usable_cpus", lambda: cores)
+    torch.set_num_threads(now)
+    subject = made(None)
+    subject.step = lambda: pytest.fail("a single number needs no trial")
+    assert candidates() == counts
+    assert bool(by_name()["threads"].refuses(subject)) is (not counts)
+    if len(counts) == 1:
+        with by_name()["threads"].prepared(subject) as switch, switch():
+            assert torch.get_num_threads() == counts[0]
+
+
+def test_images_and_weights_have_their_channels_last_while_the_lever_is_on() -> None:
+    seen = list[bool]()
+
+    class Model(nn.Conv2d):
+        def forward(self, x: torch.Tensor, *others: torch.Tensor, again: torch.Tensor | None = None) -> torch.Tensor:
+            tensors = (x, self.weight, *others, *([] if again is None else [again]))
+            seen.extend(one.dim() == 4 and one.is_contiguous(memory_format=torch.channels_last) for one in tensors)
+            return super().forward(x)
+
+    model, x = Model(3, 8, 3), torch.randn(2, 3, 5, 5)
+    place, before = model.weight.data_ptr(), model.weight.detach().clone()
+    with by_name()["channels_last"].prepared(made(model)) as switch, switch():
+        model(x, torch.ones(2, 3, 4), torch.ones(1, 2, 3, 4, 5), again=x)
+        with torch.no_grad():
+            model.weight += 1
+    assert seen == [True, True, False, False, False]
+    assert (model.weight.data_ptr(), model.weight.is_contiguous()) == (place, True)
+    assert torch.equal(model.weight, before + 1)
+
+
+def test_an_error_that_is_not_about_kernels_is_left_to_the_trial_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_attention_ops", lambda subject: {attention._FUSED})
+    subject = made(nn.Linear(2, 2))
+    for error, words in (
+        (RuntimeError("out of memory"), ""),
+        (RuntimeError("No available kernel. Aborting execution."), "no kernel of this backend for these inputs"),
+    ):
+        subject.step = Mock(side_effect=error)
+        said = by_name()["sdpa_flash"].refuses(subject)
+        assert words in said
+        assert bool(said) is bool(words)
 
 
 @pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch before 2.9")
@@ -506,12 +712,6 @@ def test_a_step_that_a_scaler_cannot_serve_from_outside_says_so(source: str, wor
     with pytest.raises(CaptureError, match=words), prepared_float16(subject, "cpu"):
         pass
     assert torch.Tensor.backward is backward
-
-
-def test_the_lines_for_float16_name_the_users_optimizer() -> None:
-    code = by_name()["autocast_float16"].code(subject_of(world()))
-    assert "# scaler.step(opt)  instead of opt.step()" in code
-    compile("\n".join(code), "code", "exec")
 
 
 @pytest.mark.slow

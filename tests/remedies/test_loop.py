@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,15 +17,20 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import perfnb
 from perfnb import quantities as fmt
-from perfnb.bench.values import DIFFERENT, NOISE, SAME, UNCHECKED
+from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED, Values
 from perfnb.errors import CaptureError
 from perfnb.remedies import levers as registered
-from perfnb.remedies.lever import Lever, Switch, always, prepared
+from perfnb.remedies import loop
+from perfnb.remedies.budget import TrialBudget
+from perfnb.remedies.lever import Lever, PreparedLever, Switch, always, prepared
 from perfnb.remedies.levers import by_name
 from perfnb.remedies.levers.compiling import compiled
+from perfnb.remedies.loop import LeverLoop
 from perfnb.remedies.measuring import peak_bytes
 from perfnb.remedies.subject import Subject, find_subject
-from perfnb.remedies.values import check, measure_yardstick
+from perfnb.remedies.try_levers import LeverRequest
+from perfnb.remedies.values import Yardstick, check, measure_yardstick
+from perfnb.remedies.verdicts import LeverFigures, LeverTrial
 from perfnb.step.namespace import namespace_of
 from tests.fake_clock import FakeClock
 
@@ -79,17 +86,6 @@ class Waiting:
         return on
 
 
-def test_a_long_step_gets_a_sensible_subset_within_the_budget(clock: FakeClock) -> None:
-    wait = Waiting(clock, 5.0)
-    step, _ = training(pause=wait)
-    begin = clock.now_ns
-    table = perfnb.try_levers(step, budget_s=120).table
-    assert (clock.now_ns - begin) / 1e9 <= 1.2 * 120
-    tried = table[table["verdict"] != "not tried"]
-    assert len(tried) == 1
-    assert "no time left in the budget" in " ".join(table["why_not"])
-
-
 @pytest.mark.parametrize("step_s", [0.05, 0.5, 2.0])
 def test_the_budget_holds(step_s: float, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     wait = Waiting(clock, step_s)
@@ -116,105 +112,6 @@ def test_everything_that_is_said_of_a_kept_lever_is_of_one_measurement(
     assert f"step {fmt.duration(step_ms)}" in said
     assert f"Keep half: {saved}" in said
     assert ratio in said
-
-
-@pytest.mark.deep
-def test_what_adds_up_is_kept_and_what_does_not_go_together_is_told(
-    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wait = Waiting(clock, 0.1)
-
-    @contextmanager
-    def lonely(subject: Subject) -> Iterator[None]:
-        if wait.seconds < 0.1:
-            raise RuntimeError("not with another")
-        with wait.shorter(0.8)(subject):
-            yield
-
-    plant(
-        monkeypatch,
-        lever("half", wait.shorter(0.5)),
-        lever("most", wait.shorter(0.7)),
-        lever("lonely", lonely),
-        lever("kin", wait.shorter(0.75), family="kin"),
-        lever("kin_of_kin", wait.shorter(0.76), family="kin"),
-    )
-    step, _ = training(pause=wait)
-    names = ["half", "most", "lonely", "kin", "kin_of_kin"]
-    found = perfnb.try_levers(step, levers=names, budget_s=120)
-    notes = found.table["notes"]
-    assert found.best == ("half", "most", "kin")
-    assert "the step fails: RuntimeError: not with another" in notes["lonely"]
-    assert "only one lever of this kind can be on" in notes["kin_of_kin"]
-
-
-@pytest.mark.deep
-def test_an_error_of_the_step_itself_while_confirming_reaches_the_user(
-    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wait = Waiting(clock, 0.1)
-    plant(monkeypatch, lever("half", wait.shorter(0.5)))
-    step, _ = training(pause=wait)
-    told: list[str] = []
-
-    def failing() -> None:
-        if any(words.startswith("confirm") for words in told):
-            raise OSError("the disk is full")
-        step()
-
-    monkeypatch.setattr("perfnb.draw.progress.Progress.__call__", lambda self, words, *rest: told.append(words))
-    with pytest.raises(OSError, match="disk is full"):
-        perfnb.try_levers(failing, levers=["half"], budget_s=120)
-    assert "prepare half" in told
-    assert "try half" in told
-
-
-def failing_at(call: int) -> Callable[[Subject], Any]:
-    """Return a lever that makes the step fail when it is on for the n-th time."""
-    calls = 0
-
-    @contextmanager
-    def on(_: Subject) -> Iterator[None]:
-        nonlocal calls
-        calls += 1
-        yield
-        if calls >= call:
-            raise OSError("the lever broke")
-
-    return on
-
-
-@pytest.mark.deep
-def test_a_lever_that_fails_only_while_it_is_timed_says_why_and_the_others_are_timed(
-    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wait = Waiting(clock, 0.1)
-    plant(monkeypatch, lever("half", wait.shorter(0.5)), lever("late", failing_at(8)))
-    step, _ = training(pause=wait)
-    found = perfnb.try_levers(step, levers=["late", "half"], budget_s=60)
-    assert found.table.loc["late", "why_not"] == "the step fails with it: OSError: the lever broke"
-    assert found.table.loc["late", "verdict"] == "not tried"
-    assert found.best == ("half",)
-
-
-@pytest.mark.deep
-def test_a_hopeless_lever_is_timed_no_further(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    wait = Waiting(clock, 0.1)
-    plant(
-        monkeypatch,
-        lever("half", wait.shorter(0.5)),
-        lever("hopeless", wait.shorter(50.0)),
-        lever("slow", wait.shorter(4.0)),
-    )
-    step, _ = training(pause=wait)
-    begin = clock.now_ns
-    found = perfnb.try_levers(step, levers=["half", "hopeless", "slow"], budget_s=120)
-    assert (clock.now_ns - begin) / 1e9 <= 1.2 * 120
-    assert "too slow to keep timing" in found.table.loc["hopeless", "why_not"]
-    assert found.table["verdict"].to_dict() == {"half": "faster", "hopeless": "not timed", "slow": "slower"}
-    assert found.best == ("half",)
-    alone = perfnb.try_levers(step, levers=["hopeless"], budget_s=120)
-    assert "too slow to keep timing" in alone.table.loc["hopeless", "why_not"]
 
 
 @pytest.mark.parametrize(("settles", "verdict"), [(True, "faster"), (False, "slower")])
@@ -310,13 +207,6 @@ def test_arguments_that_cannot_work_are_refused_at_once() -> None:
     with pytest.raises(TypeError, match="can be iterated only once"):
         perfnb.try_levers(lambda batch: step(), (batch for batch in range(3)))
     assert list(perfnb.try_levers(step, levers="gc_freeze", budget_s=60).table.index) == ["gc_freeze"]
-
-
-@pytest.mark.deep
-def test_a_short_step_is_tried_in_a_small_budget(clock: FakeClock) -> None:
-    step, _ = training(pause=Waiting(clock, 0.001))
-    table = perfnb.try_levers(step, budget_s=60).table
-    assert (table["verdict"] != "not tried").sum() >= 3
 
 
 @pytest.mark.deep
@@ -580,3 +470,334 @@ def test_a_loader_goes_on_where_it_was() -> None:
     table = perfnb.try_levers(step, loader, levers=["gc_freeze", "loader_workers"], budget_s=60).table
     assert loader.place == 7
     assert "cannot copy a Stateful" in table["why_not"]["loader_workers"]
+
+
+# Trials whose measurements are given
+
+
+class Given:
+    """A trial without a step: what levers do to its time, memory and results is given by the levers that are on."""
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        clock: FakeClock,
+        ms: Callable[[frozenset[str]], float] = lambda on: 10.0,
+        *,
+        left_s: float = 1e6,
+        rounds: int = 12,
+        **request: Any,
+    ) -> None:
+        self.on: set[str] = set()
+        self.ms, self.rounds, self.hopeless = ms, rounds, ""
+        self.peaks: dict[str, int | None] = {}
+        self.values: dict[str, Values | Exception] = {}
+        self.asked: list[tuple[str, float, dict[str, Any]]] = []
+        self._clock = clock
+        subject = Subject(lambda: self.ms(frozenset(self.on)), None, {}, {}, None)
+        wanted = LeverRequest(**request)
+        budget = TrialBudget(left_s, wanted.goal)
+        budget.step_s = 1.0
+        figures = LeverFigures("step", goal=wanted.goal, step_ms=10.0)
+        self.loop = LeverLoop(subject, wanted, budget, figures, self._tell, lambda what: self.proven.append(what))
+        self.loop.yardstick = Yardstick({}, {}, "", random=False)
+        self.proven: list[str] = []
+        for name in ("time_levers", "check", "peak_bytes"):
+            monkeypatch.setattr(loop, name, getattr(self, f"_{name}"))
+
+    def lever(self, name: str, ratio: float | None = None, **trial: Any) -> PreparedLever:
+        """Return a prepared lever and put its trial among the figures."""
+        traits = {word: trial.pop(word) for word in ("family", "settles", "in_blocks") if word in trial}
+
+        @contextmanager
+        def switch() -> Iterator[None]:
+            one.on = True
+            self.on.add(name)
+            try:
+                yield
+            finally:
+                self.on.remove(name)
+            one.on = False
+
+        one = PreparedLever(lever(name, lambda _: switch(), **traits), switch)
+        one.trial = LeverTrial(name, "faster" if ratio else "not timed", ratio=ratio, **trial)
+        self.loop.figures.trials.append(one.trial)
+        return one
+
+    def _tell(self, words: str, *_: Any) -> None:
+        self.words = words
+
+    def _time_levers(
+        self, _: Subject, switches: Any, budget_s: float, progress: Callable[..., None], **options: Any
+    ) -> Any:
+        progress()
+        self.asked.append((self.words, round(budget_s, 3), options))
+        self._clock.pass_exactly(budget_s * 1e3)
+        rows = []
+        for place, switch in enumerate([nullcontext, *switches]):
+            with switch():
+                row = self.ms(frozenset(self.on)) * (1 + 0.001 * np.roll(np.arange(self.rounds), 5 * place))
+                rows.append(row * float("nan") if self.hopeless in self.on else row)
+        return np.array(rows)
+
+    def _check(self, levers: Any, *_: Any) -> Values:
+        found = self.values.get("+".join(one.lever.name for one in levers), Values(SAME, 0.0))
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _peak_bytes(self, _: Subject, switch: Switch) -> int | None:
+        with switch():
+            return self.peaks["+".join(sorted(self.on))]
+
+
+def factors(**each: float) -> Callable[[frozenset[str]], float]:
+    """Return a step of 10 ms, times a factor for each lever that is on."""
+    return lambda on: 10.0 * math.prod(each[name] for name in on)
+
+
+def test_levers_are_confirmed_together_as_long_as_each_adds_something(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = Given(monkeypatch, clock, factors(half=0.5, idle=1.0, most=0.7, slow=1.3), left_s=1000)
+    half, idle, most, slow = (
+        given.lever("half", 0.6, setup_s=2.0, peak_bytes=7, values=Values(REDUCED, 0.1)),
+        given.lever("idle", 0.7, settles=True),
+        given.lever("most", 0.8, setup_s=3.0, peak_bytes=9, values=Values(NOISE, 0.2), in_blocks=True),
+        given.lever("slow", 0.9),
+    )
+    given.loop.figures.fed_ms = 20.0
+    first = half.trial
+    given.loop._confirm([half, idle, most, slow])
+
+    figures, together = given.loop.figures, given.loop.figures.confirmed
+    assert figures.kept == ("half", "most")
+    assert together is not None
+    assert (together.lever, together.verdict) == ("half and most", "faster")
+    assert together.ratio == pytest.approx(0.35, rel=0.01)
+    assert together.saves_ms == pytest.approx(20.0 * 0.65, rel=0.01)  # including the batch
+    assert (together.setup_s, together.peak_bytes, together.values) == (5.0, 9, Values(REDUCED, 0.1))
+    assert half.trial is figures.trials[0] is not first
+    assert (first.ratio, half.trial.ratio, half.trial.saves_ms) == (
+        0.6,
+        pytest.approx(0.5, 0.01),
+        pytest.approx(5, 0.01),
+    )
+    assert [one.trial.notes for one in (half, idle, most, slow)] == [
+        [],
+        ["adds nothing to half"],
+        [],
+        ["adds nothing to half and most"],
+    ]
+    assert not any(trial.unconfirmed for trial in figures.trials)
+    assert [words for words, _, _ in given.asked] == [
+        "confirm half",
+        "confirm half + idle",
+        "confirm half + most",
+        "confirm half + most + slow",
+    ]
+    assert [budget_s for _, budget_s, _ in given.asked] == [250.0] * 4
+    assert [(options["block"], options["ahead"]) for _, _, options in given.asked] == [
+        (1, False),
+        (3, False),
+        (1, True),
+        (1, True),
+    ]
+    assert len({options["seed"] for _, _, options in given.asked}) == 4
+
+
+def test_a_lever_that_was_faster_by_chance_is_not_confirmed_and_the_next_one_is_tried_alone(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = Given(monkeypatch, clock, factors(lucky=1.0, half=0.5))
+    lucky, half = given.lever("lucky", 0.4), given.lever("half", 0.5)
+    given.loop._confirm([lucky, half])
+    assert given.loop.figures.kept == ("half",)
+    assert lucky.trial.notes == ["not confirmed on fresh pairs"]
+    assert given.asked[1][0] == "confirm half"
+
+
+@pytest.mark.parametrize(
+    ("other", "values", "why"),
+    [
+        ({"family": "kin"}, None, "only one lever of this kind can be on"),
+        ({"smallest": 0.21}, None, "its saving is too small to be visible next to theirs"),
+        ({"smallest": 0.19}, None, ""),
+        ({}, OSError("no\nspace"), "the step fails: OSError: no"),
+        ({}, Values(DIFFERENT), "results differ"),
+        ({}, Values(DIFFERENT, None, "too far"), "too far"),
+        ({}, Values(UNCHECKED, None, "random"), "random"),
+        ({}, Values(REDUCED), ""),
+    ],
+)
+def test_why_a_lever_is_not_combined_with_another(
+    other: dict[str, Any],
+    values: Values | Exception | None,
+    why: str,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = Given(monkeypatch, clock, factors(half=0.5, other=0.8))
+    half, one = given.lever("half", 0.5, family="kin"), given.lever("other", 0.8, **other)
+    given.values = {} if values is None else {"half+other": values}
+    given.loop._confirm([half, one])
+    assert one.trial.notes == ([f"not together with half: {why}"] if why else [])
+    assert given.loop.figures.kept == (("half",) if why else ("half", "other"))
+
+
+@pytest.mark.parametrize(("listed", "kept"), [(["autocast"], ("half",)), (["threads"], ("half", "threads"))])
+def test_unchecked_results_together_are_kept_only_for_a_lever_that_the_user_has_named(
+    listed: list[str], kept: tuple[str, ...], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = Given(monkeypatch, clock, factors(half=0.5, threads=0.8), levers=listed)
+    given.values = {"half+threads": Values(UNCHECKED)}
+    given.loop._confirm([given.lever("half", 0.5), given.lever("threads", 0.8)])
+    assert given.loop.figures.kept == kept
+
+
+def test_quality_is_judged_again_with_all_levers_on(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def quality() -> dict[str, float]:
+        return {"loss": 1.0 + len(given.on)}
+
+    given = Given(monkeypatch, clock, factors(half=0.5, other=0.8), quality=quality, limits={"loss": 2.5})
+    other = given.lever("other", 0.8)
+    given.loop._confirm([given.lever("half", 0.5), other])
+    assert other.trial.notes == ["not together with half: quality: loss 3; loss above 2.5"]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "first", "confirmed"),
+    [
+        (14.5, {}, True),  # 0.4 of 2 variants with 18 steps of a second
+        (14.3, {}, False),
+        (57.7, {"settles": True}, True),  # blocks of 4 steps
+        (57.5, {"settles": True}, False),
+    ],
+)
+def test_a_lever_is_confirmed_only_if_there_is_time(
+    left_s: float, first: dict[str, Any], confirmed: bool, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = Given(monkeypatch, clock, factors(half=0.5), left_s=left_s)
+    one = given.lever("half", 0.5, **first)
+    given.loop._confirm([one])
+    assert given.loop.figures.kept == (("half",) if confirmed else ())
+    assert one.trial.unconfirmed is not confirmed
+    assert one.trial.notes == ([] if confirmed else ["no time was left to confirm it: raise budget_s"])
+    assert [budget_s for _, budget_s, _ in given.asked] == [pytest.approx(left_s, abs=0.01)] * confirmed
+
+
+def test_the_first_lever_gets_at_least_the_time_that_its_fewest_pairs_need(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = Given(monkeypatch, clock, factors(half=0.5, most=0.7), left_s=30.0)
+    half, most = given.lever("half", 0.5), given.lever("most", 0.7)
+    given.loop._confirm([half, most])
+    assert [budget_s for _, budget_s, _ in given.asked] == [pytest.approx(18.0, abs=0.01)]
+    assert (half.trial.unconfirmed, most.trial.unconfirmed) == (False, True)
+
+
+@pytest.mark.parametrize(("rounds", "hopeless", "confirmed"), [(6, "", True), (5, "", False), (6, "half", False)])
+def test_too_few_pairs_confirm_nothing(
+    rounds: int, hopeless: str, confirmed: bool, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = Given(monkeypatch, clock, factors(half=0.5), rounds=rounds)
+    given.hopeless = hopeless
+    one = given.lever("half", 0.5)
+    given.loop._confirm([one])
+    assert (given.loop.figures.kept == ("half",)) is confirmed
+    assert one.trial.unconfirmed is not confirmed
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_an_error_while_confirming_is_the_levers_or_the_steps(
+    own: bool, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ms(on: frozenset[str]) -> float:
+        if "late" in on or own:
+            raise OSError("the disk is full")
+        return 5.0 if on else 10.0
+
+    given = Given(monkeypatch, clock, ms)
+    late, half = given.lever("late", 0.4), given.lever("half", 0.5)
+    if own:
+        with pytest.raises(OSError, match="disk is full"):
+            given.loop._confirm([late, half])
+    else:
+        given.loop._confirm([late, half])
+        assert late.trial.notes == ["not confirmed: the step fails: OSError: the disk is full"]
+        assert given.loop.figures.kept == ("half",)
+
+
+@pytest.mark.parametrize("timed", [True, False])
+@pytest.mark.parametrize(("peak", "adds"), [(989, True), (990, False), (None, False)])
+def test_memory_is_saved_by_a_percent_or_the_lever_adds_nothing(
+    peak: int | None, adds: bool, timed: bool, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = Given(monkeypatch, clock, factors(small=1.1, smaller=1.2), goal="memory", left_s=1e6 if timed else 5.0)
+    given.peaks = {"small+smaller": peak}
+    small, smaller = given.lever("small", peak_bytes=1000), given.lever("smaller", peak_bytes=1001)
+    given.loop._confirm([small, smaller])
+    figures = given.loop.figures
+    assert figures.kept == (("small", "smaller") if adds and timed else ("small",))
+    assert figures.confirmed is not None
+    if timed:
+        assert figures.confirmed.peak_bytes == (peak if adds else 1000)
+        assert figures.confirmed.ratio == pytest.approx(1.32 if adds else 1.1, rel=0.01)
+        assert smaller.trial.notes == ([] if adds else ["adds nothing to small"])
+    else:  # memory hardly varies, so one lever needs no time
+        assert (figures.confirmed, figures.confirmed.unconfirmed) == (small.trial, False)
+        assert smaller.trial.unconfirmed
+
+
+def test_levers_of_a_kind_are_timed_together_and_the_rest_of_the_time_is_shared(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = Given(monkeypatch, clock, factors(a=0.5, b=2.0, c=1.5, d=0.8), left_s=100.0)
+    given.loop.budget.kept_s = 10.0
+    ahead = given.lever("d", in_blocks=True)
+    a, settling, b = given.lever("a"), given.lever("c", settles=True), given.lever("b")
+    assert given.loop._time([ahead, a, settling, b]) == 0.0
+    assert [(words, budget_s) for words, budget_s, _ in given.asked] == [
+        ("try 2 levers", pytest.approx(30.0, abs=0.01)),
+        ("try c", pytest.approx(30.0, abs=0.01)),
+        ("try d", pytest.approx(30.0, abs=0.01)),
+    ]
+    assert given.proven == ["timing a, b", "timing c", "timing d"]
+    assert [one.trial.verdict for one in (a, b, settling, ahead)] == ["faster", "slower", "slower", "faster"]
+    assert [one.trial.ratio for one in (a, b, settling, ahead)] == pytest.approx([0.5, 2.0, 1.5, 0.8], rel=0.01)
+    figures = given.loop.figures
+    assert (figures.rounds, figures.step_ms, figures.fed_ms) == (12, pytest.approx(10, 0.01), pytest.approx(10, 0.01))
+
+
+def test_what_was_timed_in_too_few_rounds_says_how_long_a_step_takes(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = Given(monkeypatch, clock, left_s=84.0, rounds=5)
+    one, settling = given.lever("one"), given.lever("settling", settles=True)
+    # 42 s each: 2 steps in each of 2 + 5 rounds take 3 s each; 8 steps, less than a second
+    assert given.loop._time([one, settling]) == pytest.approx(3.0, abs=0.001)
+    assert [each.trial.verdict for each in (one, settling)] == ["not timed"] * 2
+    assert given.loop.figures.rounds == 0
+
+
+def test_a_lever_that_breaks_the_step_while_it_is_timed_is_left_out_and_the_others_are_timed_again(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ms(on: frozenset[str]) -> float:
+        if "late" in on:
+            raise OSError("the lever broke\nin two lines")
+        return 5.0 if "half" in on else 10.0
+
+    given = Given(monkeypatch, clock, ms, left_s=100.0)
+    given.hopeless = "hopeless"
+    half, late, hopeless = (given.lever(name) for name in ("half", "late", "hopeless"))
+    given.loop._time([half, late, hopeless])
+    assert [one.trial.verdict for one in (half, late, hopeless)] == ["faster", "not tried", "not timed"]
+    assert late.trial.why_not == "the step fails with it: OSError: the lever broke"
+    assert hopeless.trial.why_not.startswith("too slow to keep timing")
+    assert half.trial.why_not == ""
+    assert [budget_s for _, budget_s, _ in given.asked] == [pytest.approx(100.0, abs=0.01), pytest.approx(0, abs=0.01)]
+    assert given.loop._rows_of([late], 10.0, "")[0] == []
+    given.ms = lambda on: (_ for _ in ()).throw(OSError("the disk is full"))
+    with pytest.raises(OSError, match="disk is full"):
+        given.loop._time([half])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import io
 import pickle
 import signal
@@ -12,17 +13,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from perfnb.remedies import loop_trial
-from perfnb.remedies.levers import optimizers
-from perfnb.remedies.levers.loading import RestOfData
-from perfnb.remedies.loop_trial import LoopTrial
+from perfnb.remedies.levers import loading, optimizers
+from perfnb.remedies.levers.loading import RestOfData, loader_with_workers
+from perfnb.remedies.loop_trial import LoopTrial, begin_trial
 from perfnb.remedies.subject import Subject
 from tests.loop.loops import Training
 
@@ -259,8 +262,10 @@ def test_what_is_saved_or_copied_meanwhile_is_the_users_own(monkeypatch: pytest.
     trial.close()
 
     trial = started(training, "compile")
+    signature = inspect.signature(model.forward)
     on(trial, training, lambda: "forward" in vars(model))
     assert "forward" in vars(model)
+    assert inspect.signature(model.forward) == signature
     x = training.batches[0][0]
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         with torch.no_grad():
@@ -370,9 +375,23 @@ def given(loader: DataLoader[Any]) -> list[list[int]]:
     return [torch.as_tensor(batch).flatten().tolist() for batch in loader]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", LOADERS)
-def test_each_sample_comes_once_and_in_order(kind: str) -> None:
+@pytest.fixture
+def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second loader loads in this process, one batch at a time."""
+
+    def loaded_here(loader: DataLoader[Any], _workers: int, _pinned: bool, **changed: Any) -> DataLoader[Any]:
+        return loader_with_workers(loader, 0, False, persistent_workers=False, **changed)
+
+    monkeypatch.setattr(loading, "loader_with_workers", loaded_here)
+
+
+@pytest.mark.parametrize(
+    ("kind", "processes"),
+    [*((kind, False) for kind in LOADERS), pytest.param("shuffled", True, marks=pytest.mark.slow)],
+)
+def test_each_sample_comes_once_and_in_order(kind: str, processes: bool, request: pytest.FixtureRequest) -> None:
+    if not processes:
+        request.getfixturevalue("no_processes")
     torch.manual_seed(5)
     expected = [given(LOADERS[kind]()) for _ in range(2)]
     after = torch.get_rng_state()
@@ -399,8 +418,8 @@ def next_of(rest: RestOfData, batches: Iterator[Any]) -> Any:
     return rest.next(batches)
 
 
-@pytest.mark.slow
-def test_the_data_runs_out_with_workers_too() -> None:
+@pytest.mark.usefixtures("no_processes")
+def test_the_data_runs_out_in_both_loaders() -> None:
     loader = DataLoader(Numbers(10), batch_size=4)
     rest = rest_of(loader, 1, fails)
     batches, found = iter(loader), []
@@ -413,8 +432,12 @@ def test_the_data_runs_out_with_workers_too() -> None:
     rest.stop()
 
 
-@pytest.mark.slow
-def test_a_sample_that_fails_is_asked_for_again_without_workers() -> None:
+@pytest.mark.parametrize("processes", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_sample_that_fails_is_asked_for_again_without_workers(
+    processes: bool, request: pytest.FixtureRequest
+) -> None:
+    if not processes:
+        request.getfixturevalue("no_processes")
     failed: list[Exception] = []
     loader = DataLoader(Numbers(12, broken=(5,)), batch_size=2)
     rest = rest_of(loader, 2, failed.append)
@@ -429,11 +452,16 @@ def test_a_sample_that_fails_is_asked_for_again_without_workers() -> None:
     rest.stop()
 
 
-def test_batches_of_another_loader_are_left_alone() -> None:
-    loader, other = DataLoader(Numbers(4)), iter([1, 2])
+@pytest.mark.usefixtures("no_processes")
+def test_batches_of_another_loader_are_left_alone_and_a_new_epoch_starts_anew() -> None:
+    loader, other = DataLoader(Numbers(6), batch_size=2), iter(DataLoader(Numbers(4)))
     rest = rest_of(loader, 2, fails)
+    first, second = iter(loader), iter(loader)
     with rest.on():
-        assert rest.next(other) == 1
+        assert rest.next(other).tolist() == rest.next(iter([torch.tensor([0])])).tolist() == [0]
+        assert [rest.next(batches).tolist() for batches in (first, second, second)] == [[0, 1], [0, 1], [2, 3]]
+        assert rest.next(first).tolist() == [2, 3]
+    assert [next(first).tolist(), next(second).tolist()] == [[4, 5]] * 2
 
 
 class Stream(IterableDataset[int]):
@@ -455,3 +483,70 @@ def test_a_loader_that_cannot_be_rebuilt_is_answered_by_the_line(loader: Any, sa
     loop(trial, training, lambda _: 1.0, 3)
     assert trial.finished
     assert facts(trial)[0]["why_not"].startswith(said)
+
+
+@pytest.mark.usefixtures("no_processes")
+def test_a_loader_with_workers_is_tried_on_the_rest_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making a batch takes 4 ms, and nothing in the second loader, as if workers had made it ahead."""
+    monkeypatch.setattr(loop_trial, "usable_cpus", lambda: 4)
+    training, loader = Training(), DataLoader(Numbers(400))
+    names = training.namespace | {"loader": loader}
+    trial = LoopTrial(["loader_workers"], {}, ["model"], (10.0, 6.0), lambda: names, loader)
+    seen = list[int]()
+    batches = iter(loader)
+    while not trial.finished:
+        trial.begin()
+        begin = time.perf_counter_ns()
+        seen.append(int(trial.next(batches)))
+        training(training.batches[0])
+        time.sleep(0.006 if trial._rest is not None and trial._rest._is_on else 0.010)
+        trial.end((time.perf_counter_ns() - begin) / 1e6)
+    [tried] = facts(trial)
+    assert (tried["verdict"], tried["ratio"]) == ("faster", pytest.approx(0.6, rel=0.02))
+    assert "num_workers=2" in "".join(tried["code"])  # 6 ms of waiting in 10 ms
+    assert seen == list(range(len(seen)))
+    assert len(seen) == 1 + 2 * 12 * (1 + 2 * 2 + 5)  # each block begins with steps on batches made ahead
+    assert trial._rest is None
+    assert int(next(batches)) == len(seen)
+
+
+def profile_of_a_loop(parents: dict[str, int]) -> Any:
+    """Return a profile of two timed steps and a traced one, with modules by name and parent."""
+    modules = pd.DataFrame({"name": list(parents), "parent": list(parents.values())})
+    steps = pd.DataFrame({"pass": ["timed"] * 2 + ["trace"], "wall_ms": [4.0, 8, 90], "data_ms": [1.0, None, 70]})
+    finding = SimpleNamespace(bottleneck="dispatch overhead", bound_ms=3.0)
+    return SimpleNamespace(_recording=SimpleNamespace(modules=modules), steps=steps, findings=[finding])
+
+
+def test_a_trial_begins_with_what_the_profile_has_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfnb.remedies.try_levers.bounds_of", lambda findings: {"launch overhead": len(findings)})
+    profile = profile_of_a_loop({"model": -1, "model.0": 0, "other": -1})
+    trial = begin_trial(["gc_freeze"], profile, dict, None)
+    assert trial is not None
+    assert (trial._wanted, trial._bounds, trial._roots) == (["gc_freeze"], {"launch overhead": 1}, {"model", "other"})
+    assert (trial._step_ms, trial._wait_ms) == (6.0, 1.0)
+    profile.steps["data_ms"] = float("nan")
+    trial = begin_trial([], profile, dict, None)
+    assert trial is not None
+    assert (trial._step_ms, trial._wait_ms) == (6.0, 0.0)
+
+
+@pytest.mark.parametrize(("place", "tried"), [(None, True), ({"world_size": 1}, True), ({"world_size": 2}, False)])
+def test_ranks_of_one_job_try_no_levers(
+    place: dict[str, int] | None, tried: bool, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr(loop_trial, "place_in_job", lambda: place)
+    monkeypatch.setattr("perfnb.remedies.try_levers.bounds_of", lambda findings: {})
+    assert (begin_trial([], profile_of_a_loop({"model": -1}), dict, None) is not None) is tried
+    assert ["several ranks" in str(one.message) for one in recwarn.list] == [True] * (not tried)
+
+
+def test_an_error_of_the_trial_itself_ends_it_with_a_warning_and_the_loop_goes_on() -> None:
+    training = Training()
+    names: Any = None
+    trial = LoopTrial([], {}, ["model"], (10.0, 0.0), lambda: names["model"], None)
+    with pytest.warns(RuntimeWarning, match=r"no more levers are tried: TypeError: "):
+        assert loop(trial, training, lambda _: 1.0, 3) == 1
+    assert trial.finished
+    assert loop(trial, training, lambda _: 1.0, 3) == 1
+    assert trial.found()[0] == []

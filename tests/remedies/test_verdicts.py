@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED, Errors, Values, judge_values
+from perfnb.remedies import lever as lever_module
+from perfnb.remedies import values
 from perfnb.remedies.budget import LeverPlan, TrialBudget, plan_for
-from perfnb.remedies.lever import Lever, PreparedLever, always
+from perfnb.remedies.lever import Compiled, Lever, PreparedLever, Switch, always
 from perfnb.remedies.levers import by_name
+from perfnb.remedies.measuring import time_levers
+from perfnb.remedies.subject import Subject
 from perfnb.remedies.verdicts import (
     LeverFigures,
     LeverTrial,
@@ -148,7 +154,14 @@ def test_a_lever_that_needs_many_steps_makes_room_for_the_next(clock: FakeClock)
 
 @pytest.mark.parametrize(
     ("peak", "own", "said"),
-    [(50, 100, "less"), (100, 100, "same"), (995, 1000, "same"), (200, 100, "more"), (None, 100, ""), (5, None, "")],
+    [
+        (990, 1000, "less"),
+        (991, 1000, "same"),
+        (1009, 1000, "same"),
+        (1010, 1000, "more"),
+        (None, 1, ""),
+        (5, None, ""),
+    ],
 )
 def test_a_verdict_on_memory(peak: int | None, own: int | None, said: str) -> None:
     assert memory_verdict(peak, own) == said
@@ -273,6 +286,65 @@ def test_what_a_timed_lever_saves_is_of_the_median_step() -> None:
     assert tried.saves_ms == pytest.approx(10.0 * (1 - found.ratio))
 
 
-@pytest.mark.parametrize(("peak", "said"), [(990, "less"), (991, "same"), (1009, "same"), (1010, "more")])
-def test_a_peak_that_differs_by_one_percent_matters(peak: int, said: str) -> None:
-    assert memory_verdict(peak, 1000) == said
+@pytest.mark.parametrize(
+    ("kind", "available", "limit", "free"),
+    [("cpu", 500, None, 500), ("cpu", 500, 400, 370), ("cpu", 300, 400, 300), ("cuda", 0, None, 900)],
+)
+def test_memory_that_is_free(
+    kind: str, available: int, limit: int | None, free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory: Any = SimpleNamespace(available=available, memory_info=lambda: SimpleNamespace(rss=30))
+    monkeypatch.setattr(values, "psutil", SimpleNamespace(virtual_memory=lambda: memory, Process=lambda: memory))
+    monkeypatch.setattr(values, "memory_limit_bytes", lambda: limit)
+    monkeypatch.setattr(values, "capacity_bytes", {"cuda": 1000, "none": 1000}.get)
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda: 100)
+    assert values.free_bytes(kind) == free
+    assert values.free_bytes("none") is values.free_bytes("mps") is None
+
+
+def test_a_compilation_is_counted_only_if_torch_has_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = {"stats": {"unique_graphs": 3}, "graph_break": {"item": 1, "print": 4}}
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(counters=counters))  # type: ignore[misc]
+    assert lever_module._compiled() == (3, 5)
+    counters["stats"] = {}
+    assert lever_module._compiled() == (0, 5)
+    monkeypatch.delitem(sys.modules, "torch._dynamo.utils")
+    assert lever_module._compiled() == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "notes"),
+    [
+        ((0, 0), (0, 0), []),
+        ((1, 0), (1, 0), ["1 graph, 0 graph breaks"]),
+        ((2, 1), (3, 1), ["2 graphs, 1 graph break", "recompiled 1 time since"]),
+        ((0, 0), (2, 0), ["recompiled 2 times since"]),
+    ],
+)
+def test_what_is_told_of_a_compilation(first: tuple[int, int], later: tuple[int, int], notes: list[str]) -> None:
+    one = PreparedLever(by_name()["compile"], nullcontext)
+    one.at_first, one.until_now = Compiled(*first), Compiled(*later)
+    assert one.notes == notes
+
+
+def test_if_all_levers_are_hopeless_nothing_more_is_timed(clock: FakeClock) -> None:
+    subject = Subject(lambda: clock.pass_exactly(10 * factor[-1]), None, {}, {}, None)
+    factor, runs = [1.0], list[float]()
+
+    def slower(by: float) -> Switch:
+        @contextmanager
+        def on() -> Iterator[None]:
+            factor.append(by)
+            runs.append(by)
+            yield
+            factor.pop()
+
+        return on
+
+    alone = time_levers(subject, [slower(50)], 10.0, lambda *_: None)
+    assert np.isnan(alone).all()
+    assert (alone.shape, len(runs)) == ((2, 2), 2)
+    both = time_levers(subject, [slower(50), slower(2)], 2.0, lambda *_: None)
+    assert np.isnan(both).all(axis=1).tolist() == [False, True, False]
+    assert np.median(both[2] / both[0]) == pytest.approx(2, rel=0.01)
+    assert both.shape[1] == pytest.approx((2.0 - 2 * 0.53) / 0.03, abs=1)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from perfnb.profile.summary import summarize
+from perfnb.recording.nesting import NONE
 from perfnb.recording.samples import watch_record
+from perfnb.roofline import levels
 from perfnb.roofline.levels import COUNTERS, POINTS, RooflineLevels, counters_read, roofline_of
 from perfnb.roofline.tab import roofline_document
-from tests.findings.findings_recordings import live_cpu
 
 CEILINGS = {"device": "made up", "flops_per_s": {"float32": 1000.0, "bfloat16": 4000.0}, "bytes_per_s": 100.0}
 NOTHING = pd.DataFrame({"op": [], "calls": [], "ms": [], "share": []})
@@ -207,18 +208,61 @@ def test_where_the_first_counter_is_unknown_the_gpu_with_others_is_read() -> Non
 
 
 @pytest.mark.parametrize(
-    ("ceilings", "peaks"),
+    ("kernels", "on", "ms", "peaks"),
     [
-        ({"on": "cpu", "flops_per_s": {"float32": 1e12}}, {"float32": 1e12}),
-        ({"on": "cuda", "flops_per_s": {"float32": 1e12}}, {}),
-        ({"flops_per_s": {"float32": 1e12}}, {}),
-        (None, {}),
+        (0, "cpu", 4_000.0, {"float32": 1000.0}),
+        (0, "cuda", 4_000.0, {}),  # the machine has a GPU that the step does not use
+        (3, "cuda", 1_000.0, {"float32": 1000.0}),
+        (3, "cpu", 1_000.0, {}),
+        (3, None, 1_000.0, {}),
     ],
 )
-def test_a_step_on_the_cpu_has_the_ceilings_of_the_cpu(
-    ceilings: dict[str, Any] | None, peaks: dict[str, float]
+def test_times_and_ceilings_are_those_of_the_device_that_computes(
+    kernels: int, on: str | None, ms: float, peaks: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recording = live_cpu()
-    levels = summarize(replace(recording, meta=recording.meta | {"ceilings": ceilings})).roofline
-    assert levels is not None
-    assert levels.peaks == peaks
+    one = work(("it", 1_000, 100, None, "float32", 0)).drop(columns="ms")
+    times = pd.DataFrame({"ms": [4_000.0], "gpu_ms": [1_000.0]}, index=["it"]).astype("Float64")
+    told = Mock(return_value=NOTHING)
+    for name, given in {
+        "work_by": lambda counted, by: one,
+        "time_by_layer": lambda *_: times,
+        "time_by_op": lambda *_: times,
+        "main_dtype": lambda counted: "float32",
+        "uncounted_ops": told,
+    }.items():
+        monkeypatch.setattr(levels, name, given)
+    cells = pd.DataFrame({"kernels": [kernels, 0], "gpu_ns": [3e6, 5e6], "ns": [20e6, 30e6]})
+    counted = pd.DataFrame(
+        {"block": [NONE, 0, 1], "flops": [7_000, 600, 400], "direction": ["forward", "forward", "recompute"]}
+    )
+    recording: Any = watched(gpu0={})
+    recording.meta = {"ceilings": on and {"on": on, "flops_per_s": {"float32": 1000.0}, "bytes_per_s": 100.0}}
+    attribution: Any = SimpleNamespace(cells=cells, steps=2)
+
+    found = levels.step_roofline(recording, attribution, counted, 1_200.0)
+
+    assert found.peaks == peaks
+    assert found.points["ms"].tolist() == [ms] * 2
+    assert found.flops == 1_000
+    assert found.utilisation == (pytest.approx(0.5) if peaks else None)
+    assert told.call_args.args[2] == (4.0 if kernels else 25.0)
+    assert told.call_args.kwargs == {"on_gpu": kernels > 0}
+    attribution.steps = 0
+    levels.step_roofline(recording, attribution, counted, None)
+    assert told.call_args.args[2] == (8.0 if kernels else 50.0)
+
+
+def test_what_is_reached_is_weighted_by_time_over_layers_or_else_over_ops() -> None:
+    layers = work(("a", 1_000, 10, 4_000.0, "float32", 0), ("b", 500, 10, 1_000.0, "float32", 0))
+    ops = work(("op", 1_000, 10, 10_000.0, "float32", 0))
+    found = roofline_of(layers, ops, NOTHING, ceilings=CEILINGS, flops=1)
+    assert found.reached == pytest.approx((0.25 * 4 + 0.5 * 1) / 5)
+    assert found.parts["name"].tolist() == ["a", "b"]
+    only_ops = roofline_of(layers.assign(dtype="float64"), ops, NOTHING, ceilings=CEILINGS, flops=1)
+    assert (only_ops.parts["name"].tolist(), only_ops.reached) == (["op"], pytest.approx(0.1))
+    assert roofline_of(layers, ops, NOTHING, ceilings=None, flops=1).reached is None
+
+
+@pytest.mark.parametrize(("others", "doubted"), [(None, False), (0.1, False), (0.11, True)])
+def test_ceilings_are_doubted_if_other_programs_ran(others: float | None, doubted: bool) -> None:
+    assert made(ceilings=CEILINGS | {"others": others}).ceilings_doubted is doubted
