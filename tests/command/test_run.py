@@ -243,16 +243,6 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
     assert json.loads(called("show", "a/run", "--json", cwd=tmp_path).stdout)["kind"]
 
 
-def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from perfnb.command.run import _new_folder
-
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    gan = tmp_path / "runs" / "gan"
-    assert [_new_folder(gan) for _ in range(3)] == [gan, gan.with_name("gan_2"), gan.with_name("gan_3")]
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert _new_folder(gan) == gan
-
-
 @pytest.mark.deep
 def test_the_folder_of_a_run_shows_it_and_names_the_profiles(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP.replace("10_000_000", "60"))

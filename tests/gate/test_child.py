@@ -151,13 +151,8 @@ def test_the_test_of_an_order_runs_up_to_its_step(tmp_path: Path, monkeypatch: p
     channel = Channel({"lead": 1, "steps": 2})
     sockets = {7: SimpleNamespace(makefile=lambda mode, encoding: channel)}
     monkeypatch.setattr(perfnb.gate.child, "socket", SimpleNamespace(socket=lambda fileno: sockets[fileno]))
-    options = [
-        "-q",
-        "-c",
-        os.devnull,
-        f"--rootdir={tmp_path}",
-        *(f"-pno:{name}" for name in ("cacheprovider", "faulthandler", "unraisableexception", "threadexception")),
-    ]
+    left_out = ("cacheprovider", "faulthandler", "unraisableexception", "threadexception")
+    options = ["-q", "-c", os.devnull, f"--rootdir={tmp_path}", *(f"-pno:{name}" for name in left_out)]
 
     main({"name": "mine", "channel": 7, "elsewhere": "", "path": path, "arguments": [*options, str(file)]})
 
