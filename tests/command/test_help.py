@@ -50,7 +50,6 @@ def test_without_a_command_it_shows_the_help_and_fails() -> None:
     ("words", "said"),
     [
         (("shov", "x"), "there is no command 'shov': did you mean show?"),
-        (("ranc", "x"), "there is no command 'ranc': did you mean ranks?"),
         (("zzz", "x"), "invalid choice: 'zzz'"),
         (("show",), "perfnb show: error: the following arguments are required: FILE"),
         (("show", "a", "--htm", "b"), "perfnb show: error: unrecognized arguments: --htm b"),
