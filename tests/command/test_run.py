@@ -274,25 +274,6 @@ def test_each_rank_keeps_its_own_run(tmp_path: Path) -> None:
     assert isinstance(package.load(tmp_path / "kept"), package.RankRuns)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "there is no script to run"),
-        (("nothing.py",), "nothing.py does not exist or is not a file"),
-        (("--at", "soon", "a.py"), "invalid number value: 'soon'"),
-        (("--at", "-1", "a.py"), "--at"),
-        (("--steps-by", "luck", "a.py"), "invalid choice: 'luck'"),
-        (("--every", "0", "a.py"), "--every must be"),
-    ],
-)
-def test_wrong_use_is_told(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("print('ran')")
-
-    done = perfnb("run", *words, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
-
-
 def test_a_script_without_torch_does_not_pay_for_it(tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
     script.write_text("import atexit, sys\natexit.register(lambda: print({'torch', 'pandas'} & set(sys.modules)))\n")

@@ -120,7 +120,12 @@ def test_a_turn_on_an_accelerator_waits_for_its_work_and_answers_with_the_mean(
         queued.clear()
 
     monkeypatch.setattr(perfnb.gate.child, "_accelerator", lambda: SimpleNamespace(synchronize=synchronize))
-    assert _turn(lambda: (clock(0.5), queued.append(3.0)), (), 2, 4) == 3.5
+
+    def step() -> None:
+        clock(0.5)
+        queued.append(3.0)
+
+    assert _turn(step, (), 2, 4) == 3.5
 
 
 @pytest.mark.parametrize("there", [True, False])
