@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import perfnb as package
+from perfnb.command.compare import _compared
+from perfnb.command.sub_command import WrongUse
 from perfnb.diff.step_times import slower_by_more_than, step_change, step_change_of
+from perfnb.flame.host_profile import HostProfile
+from perfnb.loop.run import RunSummary
 from perfnb.profile.profile import Profile
+from perfnb.ranks.ranks import Ranks
 from perfnb.stats.step_times import StepTimes
-from tests.command.processes import called, perfnb
+from tests.command.processes import called
 from tests.recordings import ByHand
 
 
@@ -87,7 +96,7 @@ def test_it_fails_only_where_the_change_is_certain(
 def test_two_profiles_are_compared(tmp_path: Path) -> None:
     a, b = profile(tmp_path, "old", 1000), profile(tmp_path, "new", 1500)
 
-    done = perfnb("compare", a, b, "--fail-if-slower", 20)
+    done = called("compare", a, b, "--fail-if-slower", 20)
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     assert lines[0] == "perfnb · comparison of profiles · new against old"
@@ -116,10 +125,37 @@ def test_what_cannot_be_judged_does_not_pass(tmp_path: Path) -> None:
     assert "at least 6 timed steps on each side, and there are 3 and 40" in done.stderr
 
 
-@pytest.mark.slow
-def test_two_of_different_kinds_are_refused(tmp_path: Path) -> None:
-    done = called("compare", timing(tmp_path, "a", 10.0), profile(tmp_path, "b", 1000))
+def fake(kind: type, **values: Any) -> Any:
+    """Return a result of a kind, which compares itself with another one."""
 
-    assert (done.returncode, done.stdout) == (2, "")
-    said = "perfnb compare: A and B must be two profiles, traces, runs or timings, not a (Timing) and b (Profile)."
-    assert done.stderr == f"{said}\n"
+    def compare(self: Any, other: Any) -> Any:
+        return SimpleNamespace(**values, of=(self, other))
+
+    return type(kind.__name__, (kind,), {"__init__": lambda self: None, "compare": compare})()
+
+
+def test_only_results_of_one_kind_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, hosts = fake(RunSummary, ratio_ci=(1.1, 1.2)), fake(HostProfile)
+    found = {"run": runs, "host": hosts, "a/time": package.Timing((1.0,) * 8), "job": fake(Ranks)}
+    monkeypatch.setattr("perfnb.profile.loading.load", found.__getitem__)
+
+    compared = _compared("run", "run")
+    assert (compared.ratio_ci, compared.too_few) == ((1.1, 1.2), "the runs have too few steps")
+    assert compared.result.of == (runs, runs)  # type: ignore[attr-defined]
+    compared = _compared("host", "host")
+    assert (compared.ratio_ci, compared.too_few) == (None, "host profiles have no steps")
+    assert compared.result.of == (hosts, hosts)  # type: ignore[attr-defined]
+    assert _compared("a/time", "a/time").ratio_ci == (1.0, 1.0)
+    kinds = {"run": "RunSummary", "host": "HostProfile", "a/time": "Timing", "job": "Ranks"}
+    for a, b in itertools.permutations(kinds, 2):
+        said = f"not {Path(a).name} ({kinds[a]}) and {Path(b).name} ({kinds[b]})."
+        more = " Compare individual ranks." if "job" in (a, b) else ""
+        with pytest.raises(WrongUse, match=re.escape(f"timings, {said}{more}") + "$"):
+            _compared(a, b)
+
+
+def test_a_page_of_a_comparison_is_written(tmp_path: Path) -> None:
+    a, b = timing(tmp_path, "a", 10.0), timing(tmp_path, "b", 12.0)
+    done = called("compare", a, b, "--fail-if-slower", 3, "--html", tmp_path / "c.html")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (1, f"Written to {tmp_path / 'c.html'}.")
+    assert "b against a" in (tmp_path / "c.html").read_text("utf-8")

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
+import errno
+import io
+import os
+import signal
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 
 import pytest
 
 import perfnb as package
-from perfnb.command.main import SUB_COMMANDS, split_program
-from tests.command.processes import ROOT, called, environment, perfnb
+from perfnb.command.main import SUB_COMMANDS, main, split_program
+from perfnb.command.output import say
+from perfnb.command.sub_command import WrongUse
+from tests.command.processes import ROOT, called, environment
 
 COMMANDS = {one.name: one for one in map(resolve_name, SUB_COMMANDS)}
 
@@ -28,9 +38,8 @@ def test_help_says(name: str, golden: Callable[[str, str], None]) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 100
 
 
-@pytest.mark.slow
 def test_without_a_command_it_shows_the_help_and_fails() -> None:
-    done = perfnb()
+    done = called()
 
     assert done.returncode == 2
     assert done.stdout == ""
@@ -53,9 +62,7 @@ def test_without_a_command_it_shows_the_help_and_fails() -> None:
         (("run", "--steps-by", "luck", "a.py"), "invalid choice: 'luck'"),
         (("watch",), "perfnb watch: there is no command to watch"),
         (("watch", "--interval", "0", "--", "true"), "perfnb watch: --interval must be between 0.02 and 3600 seconds"),
-        pytest.param(
-            ("system", "--data", "nowhere"), "perfnb system: there is no 'nowhere'", marks=pytest.mark.slow
-        ),  # it imports torch
+        (("system", "--data", "nowhere"), "perfnb system: there is no 'nowhere'"),
     ],
 )
 def test_wrong_use_is_told_with_exit_code_2(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
@@ -81,6 +88,45 @@ def test_a_file_of_another_kind_gives_one_sentence(tmp_path: Path) -> None:
 
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "notes.txt is not a file that perfnb can read" in done.stderr
+
+
+def test_a_program_ends_this_process_as_it_would_end_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[Any] = []
+    monkeypatch.setattr(os, "kill", lambda pid, signum: ended.append((pid == os.getpid(), signum)))
+    monkeypatch.setattr(signal, "signal", lambda signum, handler: ended.append((signum, handler)))
+
+    def run(options: argparse.Namespace) -> int | BaseException:
+        if options.program == ["interrupt"]:
+            raise KeyboardInterrupt
+        return KeyError("mine") if options.program == ["fail"] else 7
+
+    command = replace(COMMANDS["watch"], run=run)
+    monkeypatch.setattr("perfnb.command.main.resolve_name", lambda name: command)
+    assert main(["watch", "x"]) == 7
+    with pytest.raises(KeyError, match="mine"):
+        main(["watch", "--", "fail"])
+    assert ended == []
+    assert main(["watch", "interrupt"]) == 130
+    assert ended == [(signal.SIGINT, signal.SIG_DFL), (True, signal.SIGINT)]
+
+
+@pytest.mark.parametrize(("error", "said"), [(BrokenPipeError(), None), (OSError(errno.ENOSPC, ""), "No space left")])
+def test_output_that_nobody_reads_is_given_up(
+    error: OSError, said: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Full(io.StringIO):
+        def flush(self) -> None:
+            raise error
+
+        def fileno(self) -> int:
+            return file.fileno()
+
+    with (tmp_path / "out").open("w") as file:
+        monkeypatch.setattr(sys, "stdout", Full())
+        with nullcontext() if said is None else pytest.raises(WrongUse, match=f"could not be written: {said}"):
+            say("text")
+        file.write("more")
+    assert (tmp_path / "out").read_text() == ""  # later output goes nowhere
 
 
 def test_the_version_is_told() -> None:
@@ -138,8 +184,6 @@ def test_little_is_loaded(words: list[str], heavy: list[str], tmp_path: Path) ->
     ],
 )
 def test_a_program_keeps_its_own_options(words: str, own: str, program: str) -> None:
-    import argparse
-
     parser = argparse.ArgumentParser()
     COMMANDS["watch"].add_options(parser)
 

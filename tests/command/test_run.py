@@ -239,16 +239,6 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
     assert json.loads(called("show", "a/run", "--json", cwd=tmp_path).stdout)["kind"]
 
 
-def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from perfnb.command.run import _new_folder
-
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    gan = tmp_path / "runs" / "gan"
-    assert [_new_folder(gan) for _ in range(3)] == [gan, gan.with_name("gan_2"), gan.with_name("gan_3")]
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert _new_folder(gan) == gan
-
-
 @pytest.mark.deep
 def test_the_folder_of_a_run_shows_it_and_names_the_profiles(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP.replace("10_000_000", "60"))
@@ -278,25 +268,6 @@ def test_each_rank_keeps_its_own_run(tmp_path: Path) -> None:
 
     assert {"rank_0", "rank_1"} <= set(os.listdir(tmp_path / "kept" / "run"))
     assert isinstance(package.load(tmp_path / "kept"), package.RankRuns)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "there is no script to run"),
-        (("nothing.py",), "nothing.py does not exist or is not a file"),
-        (("--at", "soon", "a.py"), "invalid number value: 'soon'"),
-        (("--at", "-1", "a.py"), "--at"),
-        (("--steps-by", "luck", "a.py"), "invalid choice: 'luck'"),
-        (("--every", "0", "a.py"), "--every must be"),
-    ],
-)
-def test_wrong_use_is_told(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("print('ran')")
-
-    done = perfnb("run", *words, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
 
 
 def test_a_script_without_torch_does_not_pay_for_it(tmp_path: Path) -> None:

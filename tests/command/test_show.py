@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import perfnb as package
+from perfnb.command.output import say_profiles
+from perfnb.command.show import _one_rank
+from perfnb.command.sub_command import WrongUse
 from perfnb.profile.profile import Profile
+from perfnb.ranks.ranks import Ranks
 from tests.command.processes import called, command, environment, perfnb
 from tests.experiments.ab_samples import SAME, experiment
 from tests.memory.snapshots import dumped, small
@@ -95,14 +100,29 @@ def test_a_page_is_written(profile: Path, tmp_path: Path) -> None:
     assert "by hand" in (tmp_path / "deep" / "p.html").read_text("utf-8")
 
 
-@pytest.mark.slow
-def test_a_browser_opens_the_page(profile: Path, tmp_path: Path) -> None:
-    # Python's own way to name a browser: a command whose argument is the address.
-    browser = f"{sys.executable} -c \"import sys; open('seen', 'w').write(sys.argv[1])\" %s"
-    done = perfnb("show", profile, "--open", "--html", "p.html", cwd=tmp_path, BROWSER=browser)
+def test_a_browser_opens_the_page(profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    page = tmp_path / "p.html"
 
-    assert done.returncode == 0
-    assert (tmp_path / "seen").read_text() == (tmp_path / "p.html").as_uri()
+    assert called("show", profile, "--open", "--html", "p.html", cwd=tmp_path).stdout == "Written to p.html.\n"
+    assert page.exists()
+    assert opened == [page.as_uri()]
+    done = called("show", profile, "--open", "--json")
+    assert json.loads(done.stdout)["kind"] == "profile"
+    assert Path(opened[1].removeprefix("file://")).is_file()
+
+
+@pytest.mark.parametrize(("count", "more"), [(10, []), (11, ["  … 1 more"]), (0, None)])
+def test_a_run_names_its_first_profiles(
+    count: int, more: list[str] | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"step_{number}" for number in range(count)]
+    monkeypatch.setattr("perfnb.loop.run.profiles_beside", lambda folder: names if folder == "kept" else None)
+    say_profiles("kept", "show")
+    head = ["", "Profiles in the same folder, for perfnb show:"]
+    said = [] if more is None else [*head, *(f"  {name}" for name in names[:10]), *more]
+    assert capsys.readouterr().out.splitlines() == said
 
 
 def test_the_steps_of_a_trace_are_named(tmp_path: Path, profile: Path) -> None:
@@ -168,6 +188,27 @@ def test_ranks_are_shown_side_by_side(tmp_path: Path) -> None:
     assert "4 ranks" in (tmp_path / "r.html").read_text("utf-8")
 
 
+class Job(Ranks):
+    """A job with traces of two of its ranks."""
+
+    ranks = (0, 3)  # type: ignore[assignment]
+
+    def __init__(self) -> None: ...
+
+    def __getitem__(self, rank: int) -> Any:
+        return f"rank {rank}"
+
+
+def test_only_a_rank_that_is_there_is_chosen() -> None:
+    options = argparse.Namespace(file="job", rank=3)
+    assert _one_rank(Job(), options) == "rank 3"
+    options.rank = 1
+    with pytest.raises(WrongUse, match=r"^job does not contain rank 1\. It contains 0, 3\.$"):
+        _one_rank(Job(), options)
+    with pytest.raises(WrongUse, match=r"^job is a Timing and does not contain ranks: omit --rank\.$"):
+        _one_rank(package.Timing((1.0,)), options)
+
+
 @pytest.mark.slow
 def test_one_rank_is_shown_alone(tmp_path: Path, profile: Path) -> None:
     ranks(tmp_path)
@@ -186,12 +227,10 @@ def test_what_holds_no_ranks_is_refused(profile: Path) -> None:
 
     assert (done.returncode, done.stdout) == (2, "")
     assert "is a Profile and does not contain ranks" in done.stderr
-    assert "does not contain ranks: omit --rank." in called("show", profile, "--rank", 0).stderr
 
 
-@pytest.mark.slow
 def test_the_machine_is_checked() -> None:
-    done = perfnb("system")
+    done = called("system")
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("perfnb · system check · the machine")

@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import perfnb as package
-from tests.command.processes import command, environment, perfnb, started
-
-pytestmark = pytest.mark.slow
+from perfnb.command import watch
+from perfnb.errors import PerfnbError
+from tests.command.processes import called, command, environment, perfnb, started
 
 INTERRUPTED = """
 import signal, sys, time
@@ -28,6 +30,7 @@ except KeyboardInterrupt:
 ENDED = "print('ready', flush=True); import time; time.sleep(60)"
 
 
+@pytest.mark.slow
 def test_the_command_is_unchanged_and_its_telemetry_is_saved(tmp_path: Path) -> None:
     code = "import sys, time; print('out', sys.argv[1:]); print('err', file=sys.stderr); time.sleep(0.2); sys.exit(5)"
     done = perfnb("watch", "--save", "w.perfnb", "--", sys.executable, "-c", code, "--save", "-m", "a b", cwd=tmp_path)
@@ -37,22 +40,24 @@ def test_the_command_is_unchanged_and_its_telemetry_is_saved(tmp_path: Path) -> 
     assert done.stderr.startswith("err\n\nperfnb · watch · the machine")
     assert "Saved to w.perfnb" in done.stderr
     assert "has ended" not in done.stderr
-    watch = package.load(tmp_path / "w.perfnb")
-    assert isinstance(watch, package.Watch)
-    assert {"host", "process"} <= set(watch.samples["device"])
+    found = package.load(tmp_path / "w.perfnb")
+    assert isinstance(found, package.Watch)
+    assert {"host", "process"} <= set(found.samples["device"])
 
 
+@pytest.mark.slow
 def test_the_command_alone_is_watched(tmp_path: Path) -> None:
     # perfnb itself uses far more memory than a shell.
     done = perfnb("watch", "--interval", "0.05", "--save", "w", "sh", "-c", "sleep 1; :", cwd=tmp_path)
 
     assert done.returncode == 0
-    watch = package.load(tmp_path / "w")
-    assert isinstance(watch, package.Watch)
-    memory = watch.samples.query("device == 'process'")["memory_bytes"].dropna()
+    found = package.load(tmp_path / "w")
+    assert isinstance(found, package.Watch)
+    memory = found.samples.query("device == 'process'")["memory_bytes"].dropna()
     assert memory.iloc[-1] < 20 * 2**20
 
 
+@pytest.mark.slow
 def test_the_history_has_a_name_of_its_own_if_none_is_given(tmp_path: Path) -> None:
     assert perfnb("watch", "true", cwd=tmp_path).returncode == 0
 
@@ -61,24 +66,132 @@ def test_the_history_has_a_name_of_its_own_if_none_is_given(tmp_path: Path) -> N
     assert saved.suffix == ".perfnb"
 
 
-@pytest.mark.parametrize(("name", "code"), [("nosuchcommand", 127), ("/dev/null", 126)])
-def test_a_command_that_cannot_be_started(name: str, code: int, tmp_path: Path) -> None:
-    done = perfnb("watch", name, cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [("nosuchcommand", 127, "there is no such command"), ("/dev/null", 126, "it cannot be run")],
+)
+def test_a_command_that_cannot_be_started(name: str, code: int, said: str, tmp_path: Path) -> None:
+    done = called("watch", name, cwd=tmp_path)
 
-    assert (done.returncode, done.stdout) == (code, "")
-    assert done.stderr.startswith(f"perfnb watch: {name}: ")
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", f"perfnb watch: {name}: {said}.\n")
     assert not [*tmp_path.iterdir()]
 
 
 def test_nothing_else_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "thesis").write_text("long")
-    done = perfnb("watch", "--save", "thesis", "--", "touch", "ran", cwd=tmp_path)
+    done = called("watch", "--save", "thesis", "--", "touch", "ran", cwd=tmp_path)
 
     assert done.returncode == 2
     assert "thesis exists and is not a saved watch" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["thesis"]
 
 
+class Watched:
+    """A watch of a program, which reads no sensors."""
+
+    made: list[Any]
+
+    def __init__(self, watcher: Any) -> None:
+        self.made.append(self)
+        self._watcher, self.state = watcher, list[str]()
+
+    def __enter__(self) -> None:
+        self.state.append("began")
+
+    def __exit__(self, *_: object) -> None:
+        self.state.append(f"ended with notes {self._watcher.notes}")
+
+    def __str__(self) -> str:
+        return "the watch"
+
+    def save(self, target: Path) -> Path:
+        if target.name == "full":
+            raise PerfnbError("The disk is full.")
+        return target
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    def watcher(interval_s: float, pid: int) -> Any:
+        if interval_s > 1:
+            raise ValueError("interval_s is too long")
+        found = SimpleNamespace(notes=[f"process {pid} has ended", "note"])
+        found.stop = lambda: found.notes.append("stopped")
+        return found
+
+    monkeypatch.setattr(Watched, "made", [], raising=False)
+    monkeypatch.setattr("perfnb.telemetry.watcher.Watcher", watcher)
+    monkeypatch.setattr("perfnb.watching.watch.Watch", Watched)
+    monkeypatch.setattr(watch, "end_by", lambda signum: 1000 + signum)
+    return Watched.made
+
+
+@pytest.mark.parametrize(("code", "ended"), [("exit 0", 0), ("exit 5", 5), ("kill -TERM $$", 1015)])
+@pytest.mark.parametrize("target", ["w", "full"])
+def test_a_watch_ends_like_its_command_even_if_it_cannot_be_saved(
+    code: str, ended: int, target: str, watched: list[Any], tmp_path: Path
+) -> None:
+    done = called("watch", "--save", target, "--", "sh", "-c", f"echo ran > ran; {code}", cwd=tmp_path)
+
+    assert (done.returncode, done.stdout) == (ended, "")
+    saved = f"Saved to {target}. To show it again, use perfnb show {target}."
+    assert done.stderr == f"\nthe watch\n{'perfnb watch: The disk is full.' if target == 'full' else saved}\n"
+    assert (tmp_path / "ran").read_text() == "ran\n"
+    assert watched[0].state == ["began", "ended with notes ['note', 'stopped']"]
+
+
+def test_a_command_that_cannot_be_watched_does_not_run(watched: list[Any], tmp_path: Path) -> None:
+    done = called("watch", "--interval", "2", "--", "touch", "ran", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "perfnb watch: --interval is too long\n")
+    assert (watched, [*tmp_path.iterdir()]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("in_front", "sent"),
+    [(True, [signal.SIGTERM]), (False, [signal.SIGINT, signal.SIGTERM])],
+)
+def test_signals_are_passed_on_unless_the_terminal_has_sent_them(
+    in_front: bool, sent: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+
+    def kill(pid: int, signum: int) -> None:
+        told.append((pid, signum))
+        raise ProcessLookupError
+
+    monkeypatch.setattr(watch, "_in_front", lambda: in_front)
+    monkeypatch.setattr(watch.os, "kill", kill)
+    signals = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
+    before = {signum: signal.getsignal(signum) for signum in signals}
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with watch._passed_on_to(77):
+            for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.raise_signal(signum)
+            assert signal.getsignal(signal.SIGQUIT) is signal.getsignal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before[signal.SIGHUP])
+    assert told == [(77, signum) for signum in sent]
+    assert {signum: signal.getsignal(signum) for signum in signals} == before
+
+
+@pytest.mark.parametrize(("group", "front"), [(None, False), (0, True), (1, False)])
+def test_a_command_in_front_has_the_terminal(
+    group: int | None, front: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def opened(path: str, *_: Any, **__: Any) -> Any:
+        assert path == "/dev/tty"
+        if group is None:
+            raise OSError
+        return (tmp_path / "terminal").open("wb", buffering=0)
+
+    monkeypatch.setattr(watch, "open", opened, raising=False)
+    monkeypatch.setattr(watch.os, "tcgetpgrp", lambda _: os.getpgrp() + (group or 0))
+    assert watch._in_front() is front
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signum", "program", "code", "printed"),
     [
@@ -99,6 +212,7 @@ def test_a_signal_reaches_the_command(signum: int, program: str, code: int, prin
     assert err.strip().startswith("perfnb · watch")  # no traceback of perfnb's
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_terminal_reaches_the_command_once(tmp_path: Path) -> None:
     # A second interrupt would end the handler's own sleep.
     program = """
@@ -143,6 +257,7 @@ sys.exit(4)
     assert b"interrupts 1" in said
 
 
+@pytest.mark.slow
 def test_interrupts_that_are_ignored_stay_so(tmp_path: Path) -> None:
     program = "import signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)"
     words = command("watch", "--save", "w", "--", sys.executable, "-c", program)

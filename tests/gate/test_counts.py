@@ -83,8 +83,13 @@ def test_five_percent_more_memory_and_one_more_read_always_show() -> None:
 
 def test_a_shuffled_loader_and_random_numbers_are_as_before_afterwards() -> None:
     batches = [torch.ones(rows, 8) for rows in (1, 2, 4)]
-    step = training_step(three_linears(), torch.ones(4, 8))
+    learn = training_step(three_linears(), torch.ones(4, 8))
     before = torch.get_rng_state()
+
+    def step() -> None:
+        torch.rand(1)
+        learn()
+
     assert counts_of(lambda batch: step(), batches) == counts_of(lambda batch: step(), lambda: iter(batches))
     assert torch.equal(torch.get_rng_state(), before)
 

@@ -10,17 +10,22 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 import torch
 
 import perfnb.gate.gating
+from perfnb.bench.paired_times import PairedTimes, paired_times
 from perfnb.bench.timing import time_step
 from perfnb.gate.counts import counts_of
-from perfnb.gate.revisions import paired
+from perfnb.gate.plugin import pytest_configure
+from perfnb.gate.reports import benchmark_json, line, markdown, seen_words
+from perfnb.gate.revisions import MissingTestError, Revision, paired
 from tests.gate.repositories import commit, git, nothing_is_left, repository, write_step
 from tests.waiting import wait_until
 
@@ -153,6 +158,55 @@ def test_steps_of_a_test_have_names_and_tests_have_parameters(
     assert all(found == {"torch 2, CPU": counted} for found in recorded.values())
 
 
+def facts_of(**others: object) -> dict[str, Any]:
+    facts = {"test": "test_a.py::test_a", "name": "", "counts": {"ops": 3}, "environment": "torch 2, CPU"}
+    return {**facts, "said": "as recorded", "failures": [], "skips": [], **others}
+
+
+def test_the_statistics_of_a_step_are_those_of_its_times() -> None:
+    times = [3.0, 1.0, 2.0, 4.0, 100.0]
+    steps = [facts_of(ms=times, name="big"), facts_of(), facts_of(ms=[2.0])]
+    found, alone = json.loads(benchmark_json(steps))["benchmarks"]
+
+    assert found["name"] == "test_a big"
+    outliers = {name: found["stats"].pop(name) for name in ("iqr_outliers", "stddev_outliers", "outliers")}
+    assert outliers == {"iqr_outliers": 1, "stddev_outliers": 1, "outliers": "1;1"}
+    figures = {"min": 0.001, "max": 0.1, "mean": 0.022, "median": 0.003, "q1": 0.002, "q3": 0.004, "iqr": 0.002}
+    figures |= {"stddev": 0.0436176, "ld15iqr": 0.001, "hd15iqr": 0.004, "total": 0.11, "ops": 1 / 0.022}
+    assert found["stats"] == pytest.approx({**figures, "rounds": 5, "iterations": 1}, rel=1e-5)
+    stats = alone["stats"]
+    assert [stats[name] for name in ("min", "q1", "median", "q3", "hd15iqr")] == [0.002] * 5
+    assert (stats["stddev"], stats["iqr"], stats["outliers"]) == (0.0, 0.0, "0;0")
+    steps = [facts_of(ms=[low, 4.0, 5.0, 6.0, high]) for low, high in ((1.0, 9.0), (0.9, 9.1))]
+    found = [one["stats"] for one in json.loads(benchmark_json(steps))["benchmarks"]]
+    assert [one["iqr"] for one in found] == pytest.approx([0.002, 0.002])
+    # Times within 1.5 times this range of the quartiles are no outliers.
+    assert [(one["iqr_outliers"], one["ld15iqr"], one["hd15iqr"]) for one in found] == [
+        (0, 0.001, 0.009),
+        (2, 0.004, 0.006),
+    ]
+
+
+def test_a_table_has_a_row_for_each_step() -> None:
+    steps = [
+        facts_of(),
+        facts_of(failures=["slow"], skips=["few"], time="1.2 ×", seen="3 %", name="b"),
+        facts_of(skips=["few | less"], said="ops 1 | 2"),
+    ]
+    assert markdown(steps).splitlines()[4:] == [
+        "| ✅ | `test_a.py::test_a` | as recorded | not compared |  |",
+        "| ❌ | `test_a.py::test_a b` | as recorded | 1.2 × | 3 % |",
+        "| ⏭️ | `test_a.py::test_a` | ops 1 \\| 2 | not compared |  |",
+        "",
+        "Measured with torch 2, CPU.",
+        "",
+    ]
+    assert line(steps[1]) == "test_a.py::test_a b: counts as recorded; 1.2 ×; 3 %"
+    assert line(steps[2]) == "test_a.py::test_a: counts ops 1 | 2"
+    said = "9 of 10 such runs would detect a slowdown of 5.1 %"  # 1.03 × 1.02
+    assert seen_words(SimpleNamespace(smallest_detectable=0.02), 1.03) == said
+
+
 def test_json_and_markdown(runs: pytest.Pytester, counted: dict[str, int | None], clock: object) -> None:
     runs.makepyfile(test_sum="import time\n" + SUM.format(size=100, step="(x.sum(), time.sleep(0.002))"))
     run(runs, "--perf-update", "--perf-json=out.json", "--perf-summary=out.md").assert_outcomes(passed=1)
@@ -169,6 +223,81 @@ def test_json_and_markdown(runs: pytest.Pytester, counted: dict[str, int | None]
     tables = (runs.path / "out.md").read_text()
     assert tables.count("## Steps") == 2
     assert "| ✅ | `test_sum.py::test_sum` | as recorded | not compared |" in tables
+
+
+@pytest.mark.parametrize(
+    ("ratio", "outcome", "time"),
+    [
+        (
+            1.0,
+            "passed",
+            r"1.000 × \[1.000, 1.000\] the time of HEAD, in 8 pairs; 9 of 10 such runs would detect a slowdown",
+        ),
+        (
+            1.2,
+            "failed",
+            r"1.200 × \[1.200, 1.200\] the time of HEAD, in 8 pairs; 9 of 10 such runs would detect a slowdown",
+        ),
+        (None, "skipped", r"1.200 × the time of HEAD, in 5 pairs; 9 of 10 such runs"),
+        ("missing", "skipped", r"time not compared: it is new"),
+    ],
+)
+def test_the_time_of_a_step_decides(
+    ratio: float | str | None,
+    outcome: str,
+    time: str,
+    runs: pytest.Pytester,
+    counted: dict[str, int | None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = []
+
+    def compare(item: pytest.Item, name: str, revision: Revision, *options: float) -> PairedTimes:
+        given.append((item.name, name, revision.name, *options))
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        if ratio == "missing":
+            raise MissingTestError("it is new")
+        a_ms, by = ([5.0] * 5, 1.2) if ratio is None else ([5.0] * 8, float(ratio))
+        b_ms = [ms * by for ms in a_ms]
+        return paired_times(a_ms, b_ms, equal_within=0.05, a_name="HEAD", b_name="tree", planned=8, needed=8)
+
+    monkeypatch.setattr(perfnb.gate.gating, "compare_revisions", compare)
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        repository(runs.path)
+        run(runs, "--perf-update").assert_outcomes(passed=1)
+        result = run(runs, "--perf-against=HEAD", "--perf-limit=1.05", "--perf-budget=7", "--perf-json=out.json", "-rs")
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    result.assert_outcomes(**{outcome: 1})
+    assert given == [("test_step", "", "HEAD", 1.05, 7.0)] * (2 if ratio == 1.2 else 1)
+    assert re.search(f"test_step: counts as recorded; {time}", result.stdout.str())
+    for kind, said in (
+        (1.2, "perf: the step takes 1.200 × .1.200, 1.200. the time of HEAD, in 8 pairs, all of which is above 1.05."),
+        (None, "perf: 5 pairs are too few: increase --perf-budget"),
+        ("missing", "perf: its time is not compared: it is new"),
+    ):
+        assert bool(re.search(said, result.stdout.str())) == (ratio == kind)
+    benchmarks = json.loads((runs.path / "out.json").read_text())["benchmarks"]
+    assert [one["stats"]["max"] for one in benchmarks] == pytest.approx(
+        [] if ratio == "missing" else [0.005 * (ratio or 1.2)]  # type: ignore[operator]
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "outside", "inside"),
+    [("limit", ("1", "2"), ("1.001", "1.999")), ("budget", ("0", "1e6"), ("0.1", "999999"))],
+)
+def test_options_have_ranges_without_their_ends(option: str, outside: tuple[str, str], inside: tuple[str, str]) -> None:
+    usual = {"--perf-limit": 1.03, "--perf-budget": 60.0}
+    for value in (*outside, *inside):
+        options = {**usual, f"--perf-{option}": float(value)}
+        config = SimpleNamespace(getoption=lambda name, default=None, options=options: options.get(name, default))
+        config.pluginmanager = SimpleNamespace(register=lambda *_: None)
+        with pytest.raises(pytest.UsageError, match=option) if value in outside else nullcontext():
+            pytest_configure(config)  # type: ignore[arg-type]
 
 
 def test_wrong_use_is_one_sentence(runs: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:

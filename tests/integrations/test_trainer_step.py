@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 
-from perfnb.integrations import trainer_levers
+from perfnb.integrations import trainer_levers, trainer_profiler
 from perfnb.integrations.patches import replaced
 from perfnb.integrations.trainer_levers import TrainerStep, _loader, _refusal, _words, tried_facts, try_on
 from perfnb.integrations.trainer_profiler import TrainerProfiler
@@ -382,3 +383,251 @@ def test_the_steps_before_an_evaluation_in_transformers(strategy: Any, every: in
     args = SimpleNamespace(eval_strategy=strategy, gradient_accumulation_steps=2)
     state = SimpleNamespace(max_steps=100, global_step=44, eval_steps=every)
     assert _left(args, state, loader) == left
+
+
+class State:
+    """The counters and the scaler of an accelerator, and what a trainer of transformers did."""
+
+    def __init__(self) -> None:
+        self.sync_gradients, self.did = True, list[Any]()
+
+    def _set_sync_gradients(self, on: bool) -> None:
+        self.sync_gradients = on
+
+    def does(self, name: str, answer: Any = None) -> Any:
+        return lambda *given, **_: self.did.append((name, *given)) or answer
+
+
+def in_transformers(state: State, **changed: Any) -> Any:
+    """Return a trainer whose objects tell what they are asked for."""
+
+    @contextmanager
+    def no_sync(model: Any) -> Iterator[None]:
+        state.did.append("apart")
+        yield
+
+    accelerator = SimpleNamespace(
+        gradient_state=state, no_sync=no_sync, clip_grad_norm_=state.does("clip"), optimizer_step_was_skipped=False
+    )
+
+    def training_step(model: Any, batch: Any, items: int) -> int:
+        state.did.append((batch, items, state.sync_gradients))
+        return batch * 10
+
+    values = {
+        "model_wrapped": SimpleNamespace(parameters=lambda: "weights", zero_grad=state.does("zero")),
+        "optimizer": SimpleNamespace(
+            step=state.does("step"), optimizer=torch.optim.AdamW([nn.Parameter(torch.ones(1))])
+        ),
+        "lr_scheduler": SimpleNamespace(step=state.does("schedule")),
+        "accelerator": accelerator,
+        "args": SimpleNamespace(device="cpu", max_grad_norm=1.0),
+        "training_step": training_step,
+        "callback_handler": SimpleNamespace(train_dataloader=None, call_event=state.does("event")),
+        "current_gradient_accumulation_steps": 9,
+        "log": state.does("log"),
+        "state": SimpleNamespace(max_steps=100, global_step=44),
+    }
+    return SimpleNamespace(**values | changed)
+
+
+def step_in_transformers(trainer: Any, seen: Any = ([1], [1, 2], [3, 4])) -> TrainerStep:
+    from perfnb.integrations.transformers import _step
+
+    return _step(trainer, lambda batches, count, device: (list(batches), count * 100), seen)
+
+
+PARTS = ["apart", (1, 200, False), (2, 200, True)]
+
+
+@pytest.mark.parametrize(
+    ("norm", "scaler", "scheduler", "ends"),
+    [
+        (1.0, False, None, [("clip", "weights", 1.0), ("step",), ("schedule",), ("zero",)]),
+        (0.0, False, None, [("step",), ("schedule",), ("zero",)]),
+        (None, True, None, [("step",), ("zero",)]),  # the scaler has skipped the step
+        (0.0, False, "plateau", [("step",), ("zero",)]),
+    ],
+)
+def test_a_step_of_transformers_is_that_of_its_loop(
+    norm: float | None, scaler: bool, scheduler: str | None, ends: list[Any]
+) -> None:
+    state = State()
+    trainer = in_transformers(state, args=SimpleNamespace(device="cpu", max_grad_norm=norm))
+    trainer.accelerator.optimizer_step_was_skipped = True  # which only counts with a scaler
+    if scaler:
+        trainer.accelerator.scaler = "scaler"
+    if scheduler is not None:
+        own = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+        trainer.lr_scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(own)
+    assert step_in_transformers(trainer).run([1, 2]) == 30
+    assert state.did == [*PARTS, *ends]
+
+
+def test_a_trainer_of_transformers_is_silent_during_a_trial_and_as_before_afterwards() -> None:
+    state = State()
+    trainer = in_transformers(state)
+    step = step_in_transformers(trainer)
+    log, event = trainer.log, trainer.callback_handler.call_event
+
+    def trial() -> None:
+        with step.silent:
+            trainer.log("a figure")
+            assert trainer.callback_handler.call_event("on_step", "args", "state", "control", more=1) == "control"
+            assert trainer.current_gradient_accumulation_steps == 2
+            state.sync_gradients = False
+            raise ValueError("in the trial")
+
+    with pytest.raises(ValueError, match="in the trial"):
+        trial()
+    assert (trainer.log, trainer.callback_handler.call_event) == (log, event)
+    assert (state.sync_gradients, trainer.current_gradient_accumulation_steps, state.did) == (True, 9, [])
+
+
+def test_a_step_of_transformers_has_the_batches_that_are_alike_and_torchs_own_objects() -> None:
+    loader = DataLoader(range(4))  # type: ignore[arg-type]
+    trainer = in_transformers(State())
+    trainer.callback_handler.train_dataloader = SimpleNamespace(base_dataloader=loader)
+    step = step_in_transformers(trainer)
+    assert (step.batches, step.loader, step.optimizer) == ([[1, 2], [3, 4]], loader, trainer.optimizer.optimizer)
+    assert (step.model, step.trainer, step.unsettable, step.left) == (trainer.model_wrapped, "transformers", (), 56)
+    assert step.prepared("batch") == "batch"
+
+    trainer.optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    for given, found in ((loader, loader), ([1], None)):
+        trainer.callback_handler.train_dataloader = given
+        step = step_in_transformers(trainer, [])
+        assert (step.batches, step.loader, step.optimizer) == ([], found, trainer.optimizer)
+        assert step.unsettable == ("fused_optimizer",)
+    with step.silent:
+        assert trainer.current_gradient_accumulation_steps == 1
+
+
+def test_a_callback_of_transformers_waits_with_its_trainer_and_is_removed_if_this_fails() -> None:
+    from perfnb.integrations.transformers import ProfileCallback, _after, _Waited
+
+    state = State()
+    callback: Any = SimpleNamespace(_ask=state.does("ask"), _steps=SimpleNamespace(get=state.does("got")))
+    assert list(_Waited(iter([1, 2]), callback)) == [1, 2]
+    assert state.did == [("ask",), ("got",)] * 3  # also for the end of the batches
+    state.did.clear()
+    assert _after(state.does("first"), state.does("then", 5))("given", more=1) == 5
+    assert state.did == [("first",), ("then", "given")]
+
+    own: Any = ProfileCallback()
+    own._remove = state.does("removed")
+    state.did.clear()
+    assert own._removed_on_failure(state.does("run", 7))("given") == 7
+    assert state.did == [("run", "given")]
+    with pytest.raises(KeyboardInterrupt):
+        own._removed_on_failure(failing)()
+    assert state.did[-1] == ("removed",)
+    trainer = State()
+    assert not own._guards(trainer)
+    own._guarded = weakref.ref(trainer)
+    assert (own._guards(trainer), own._guards(state)) == (True, False)
+
+
+def failing() -> None:
+    raise KeyboardInterrupt
+
+
+class Profiled:
+    """A profile of a window that began with a step."""
+
+    meta: ClassVar[dict[str, Any]] = {"loop": {"step": 5}}
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_profiles_are_logged_and_given_to_the_user(
+    told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logged: list[Any] = []
+    monkeypatch.setattr(trainer_profiler, "log_at_once", lambda *given: logged.append(given) or ["Not all of it."])
+    monkeypatch.setattr(trainer_profiler, "open_runs", lambda: ["an open run"])
+    monkeypatch.setattr(trainer_profiler, "require_log", lambda log: None)
+    done: list[Any] = []
+    profile: Any = Profiled()
+    for log, runs in ((True, ["an open run"]), ("mine", ["mine"]), (False, None)):
+        TrainerProfiler(log=log, on_done=done.append if told else None)._profiled(profile)
+        assert logged == ([] if runs is None else [([(profile, 5)], runs)])
+        assert capsys.readouterr().err == ("" if runs is None else "perfnb: Not all of it.\n")
+        logged.clear()
+    assert done == [profile] * (3 if told else 0)
+    TrainerProfiler(log=True)._log_result(None)
+    assert logged == []
+
+
+def profiler_with(state: State, profiles: list[Any], **options: Any) -> Any:
+    """Return a callback whose run has some profiles."""
+    profiler: Any = TrainerProfiler(**options)
+    recorder = SimpleNamespace(name="mine", paused=state.does("paused"), tried=None)
+    driver = SimpleNamespace(profiles=profiles, recorder=recorder, is_open=True, close=state.does("close"))
+    driver.planned_at, driver.why_no_profile = 5, lambda end: "had 3 steps"
+    profiler._steps = SimpleNamespace(
+        **{name: state.does(name) for name in ("ask", "end_if_over", "pause")}, driver=driver
+    )
+    profiler._kept_run = SimpleNamespace(begun=False, begin=state.does("begin"), end=state.does("end"))
+    profiler._step = lambda: made()
+    return profiler
+
+
+def test_levers_are_tried_once_after_the_first_window(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state, tried = (
+        State(),
+        SimpleNamespace(_document=lambda: SimpleNamespace(verdict=SimpleNamespace(sentence="Faster."))),
+    )
+    given: list[Any] = []
+    monkeypatch.setattr(trainer_profiler, "try_on", lambda step, *rest: given.append(rest) or tried)
+    monkeypatch.setattr(trainer_profiler, "tried_facts", lambda tried, left: ("facts", left))
+    profiler = profiler_with(state, [], try_levers=["threads"], levers_budget_s=9.0)
+    profiler._has(["a"])
+    profiler._ask()
+    assert (given, state.did, list(profiler._seen)) == ([], [("begin",), ("end_if_over",), ("ask",)], [["a"]])
+    profiler._kept_run.begun = True
+    profiler._steps.driver.profiles += ["first", "second"]
+    profiler._ask()
+    profiler._ask()
+    assert given == [("first", ["threads"], 9.0, "mine")]
+    assert state.did[3:] == [("end_if_over",), ("paused",), ("ask",), ("ask",)]
+    assert (profiler.levers, profiler._steps.driver.recorder.tried) == (tried, ("facts", 7))
+    profiler._has(["b"])
+    assert list(profiler._seen) == []  # nothing more is tried
+    assert "perfnb: Faster." in "".join(capsys.readouterr())
+
+
+def test_why_levers_are_not_tried_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_profiler, "try_on", lambda *_: "no memory is left")
+    profiler = profiler_with(State(), ["first"], try_levers=True)
+    with pytest.warns(RuntimeWarning, match=r"^perfnb: no levers were tried: no memory is left$"):
+        profiler._ask()
+    assert (profiler.levers, profiler._steps.driver.recorder.tried) == (None, None)
+    profiler = profiler_with(State(), ["first"], try_levers=True)
+    with pytest.warns(RuntimeWarning, match=r"^perfnb: no levers will be tried: it is manual\.$"):
+        profiler._refuse_levers("it is manual")
+    profiler._refuse_levers("it is manual")
+    profiler._ask()
+    profiler_with(State(), [])._refuse_levers("nobody asked")
+
+
+@pytest.mark.parametrize(("profiles", "planned", "warns"), [([], 5, True), ([], None, False), (["one"], 5, False)])
+def test_a_training_that_was_too_short_for_a_profile_warns(
+    profiles: list[Any], planned: int | None, warns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = State()
+    monkeypatch.setattr(trainer_profiler, "summarise", lambda recorder: None)
+    profiler = profiler_with(state, profiles)
+    profiler._steps.driver.planned_at = planned
+    with (
+        pytest.warns(RuntimeWarning, match="no profile was made: the training had 3 steps") if warns else nullcontext()
+    ):
+        profiler._finish()
+    assert state.did == [("pause",), ("close",)]
+    for begun in (False, True):
+        state.did.clear()
+        profiler._kept_run.begun = begun
+        profiler._installed.callback(state.does("uninstalled"))
+        profiler._remove()
+        assert state.did == [("close",), *([("end",)] if begun else []), ("uninstalled",)]

@@ -17,7 +17,7 @@ from perfnb.errors import CaptureError
 from perfnb.launching import job
 from perfnb.launching.job import FollowedRanks, Job, RankTraceback
 from perfnb.launching.job_folder import PROGRESS
-from perfnb.launching.rank import _replace_in, _set_up, _unwrapped, _wrapped
+from perfnb.launching.rank import _replace_in
 
 #: No process has this number.
 GONE = 2**30
@@ -185,20 +185,6 @@ def test_ranks_get_this_environment_without_another_launchers(monkeypatch: pytes
     assert job.of_loopback().items() <= made.items()
 
 
-def test_the_function_sent_returns_a_step_or_a_step_and_its_batches() -> None:
-    def step() -> None: ...
-
-    assert _set_up(lambda: step, None) == (step, None)
-    assert _set_up(lambda: step, [1]) == (step, [1])
-    assert _set_up(lambda: (step, [2]), None) == (step, [2])
-    with pytest.raises(CaptureError, match=r"batches were passed as an argument and also returned"):
-        _set_up(lambda: (step, [2]), [1])
-    with pytest.raises(CaptureError, match=r"returned int instead of a step"):
-        _set_up(lambda: 5, None)
-    with pytest.raises(CaptureError, match=r"returned tuple instead of a step"):
-        _set_up(lambda: (step, 1, 2), None)
-
-
 a_global: Any = object()
 
 
@@ -222,22 +208,3 @@ def test_values_are_replaced_in_all_that_a_step_uses(monkeypatch: pytest.MonkeyP
     closed, kept, of_globals, _ = inner()
     assert (closed, kept, of_globals) == (new, other, new)
     assert a_global is new
-
-
-def test_outermost_models_with_something_to_train_are_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Wrapped(torch.nn.Module):
-        def __init__(self, module: torch.nn.Module) -> None:
-            super().__init__()
-            self.module = module
-
-    monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", Wrapped)
-    part, frozen = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1).requires_grad_(False)
-    whole, done = torch.nn.Sequential(part), Wrapped(torch.nn.Linear(1, 1))
-    values = {"part": part, "whole": whole, "frozen": frozen, "done": done, "number": 3}
-    found = _wrapped(values)
-    assert {key: made.module for key, made in found.items()} == {id(whole): whole}
-    assert _unwrapped(values) == {id(done): done.module}
-    with pytest.raises(CaptureError, match="already wrapped in DistributedDataParallel"):
-        _wrapped({"done": done})
-    with pytest.raises(CaptureError, match="ddp finds no model to wrap"):
-        _wrapped({"frozen": frozen})

@@ -55,6 +55,13 @@ def test_what_a_killed_process_left_is_removed_by_the_next_job(base: Path) -> No
             assert not left.exists()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no links")
+def test_a_folder_whose_lock_cannot_be_opened_is_not_abandoned(tmp_path: Path) -> None:
+    assert is_abandoned(tmp_path)
+    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
+    assert not is_abandoned(tmp_path)
+
+
 def test_nothing_else_is_removed(base: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / "owner").touch()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import linecache
 import pickle
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -12,12 +15,16 @@ import torch
 from torch import nn
 
 import perfnb
-from perfnb.errors import CaptureError
-from perfnb.launching.order import Cell, pack_cell, pack_function
-from perfnb.launching.profile_ranks import _silence, order_for
+from perfnb.errors import CaptureError, PerfnbError
+from perfnb.launching import profile_ranks
+from perfnb.launching.order import Cell, Order, lines_of, pack_cell, pack_function
+from perfnb.launching.profile_ranks import _silence, order_for, run_ranks
 from perfnb.launching.rank import _Split, _wrapped
+from perfnb.profile.profile import Profile
+from perfnb.recording.job import rank_folder
 from perfnb.step.cells import step_of
 from perfnb.step.namespace import names_in
+from tests.recordings import ByHand
 
 
 def notebook(code: str) -> dict[str, Any]:
@@ -170,6 +177,106 @@ def test_ranks_that_did_not_communicate_get_the_advice_that_fits() -> None:
     assert "--ddp" in _silence(ddp=False)
     assert "backward" in _silence(ddp=True)
     assert "wraps it" not in _silence(ddp=True)
+
+
+def test_only_code_without_a_file_travels_with_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("1")
+    for name, lines in (("<cell>", ["x\n"]), (str(file), ["1"])):
+        monkeypatch.setitem(linecache.cache, name, (len(lines[0]), None, lines, name))
+    codes = [compile("0", name, "exec") for name in ("<cell>", str(file), "<unknown>")]
+    assert lines_of(*codes) == {"<cell>": ["x\n"]}
+
+
+class Ran:
+    """A job that has run without processes, whose ranks saved something."""
+
+    told: list[Any]
+    saves: Callable[[Path], None]
+
+    def __init__(self, folder: Path, order: Order, ranks: int, env: Any, note: str, executor: Any = None) -> None:
+        self._folder = folder
+        self.told.append((order, ranks, env, note, executor))
+
+    def follow(self, progress: Any, show: Callable[[str], None]) -> None:
+        show("a line\n")
+        (self._folder / "profiles").mkdir()
+        type(self).saves(self._folder / "profiles")
+
+    def end(self) -> None:
+        self.told.append("ended")
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    monkeypatch.setattr(Ran, "told", [], raising=False)
+    monkeypatch.setattr(Ran, "saves", staticmethod(lambda folder: None), raising=False)
+    monkeypatch.setattr(profile_ranks, "Job", Ran)
+    monkeypatch.setattr(profile_ranks, "EngineJob", Ran)
+    monkeypatch.setattr("perfnb.launching.rank.gpu_count", lambda: 0)
+    return Ran.told
+
+
+def saved(*names: str) -> Any:
+    """Return what saves profiles of these names in a folder."""
+
+    def save(folder: Path) -> None:
+        for rank, name in enumerate(names):
+            job = {"rank": rank, "world_size": len(names), "backend": "gloo"}
+            Profile(ByHand().step(0, 1000).recording(rank=rank, job=job)).save(folder / name)
+
+    return staticmethod(save)
+
+
+def test_the_profiles_of_a_function_are_those_of_its_ranks(
+    ran: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Ran, "saves", saved(rank_folder(0), rank_folder(1)))
+    ranks = perfnb.profile_ranks(FunctionType((lambda: None).__code__, {}), threads=1, steps=3, name="job", ddp=True)
+
+    assert len(ranks) == 2
+    (order, number, env, note, executor), ended = ran
+    assert (order.kind, order.name, order.plan["steps"], order.ddp) == ("function", "job", 3, True)
+    assert (number, env, note, executor, ended) == (2, {}, "1 thread each", None, "ended")
+    assert capsys.readouterr().out.replace("\n", " ").startswith("a line perfnb: the ranks did not communicate.")
+
+    class Client:
+        ids = (1, 2)
+
+        def __getitem__(self, number: int) -> Any: ...
+
+    client, own = Client(), {"A": "b"}
+    run_ranks(order, 2, own, executor=client, note="mine", show=False, quiet=True)
+    assert ran[2][1:] == (2, own, "mine", client)
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(Ran, "saves", saved(rank_folder(0)))
+    run_ranks(order, 1, quiet=True)  # one rank has nobody to communicate with
+    assert capsys.readouterr().out == "a line\n"
+
+
+def test_a_script_is_called_with_its_arguments_and_its_last_profile_counts(
+    ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    monkeypatch.setattr(Ran, "saves", saved("step_000005", "step_000030"))
+    monkeypatch.setattr(profile_ranks, "load", lambda path, load=perfnb.load: loaded.append(path.name) or load(path))
+    loaded: list[str] = []
+
+    assert len(perfnb.profile_ranks(str(script), 1, args=["--lr", 3], at=5)) == 1
+    order = ran[0][0]
+    assert (order.kind, order.program, order.at) == ("script", (str(script.resolve()), "--lr", "3"), 5)
+    assert loaded == ["step_000030"]
+
+    monkeypatch.setattr(Ran, "saves", staticmethod(lambda folder: (folder / "step_notes").touch()))
+    with pytest.raises(CaptureError, match=r"it skips the first 5 steps\. Pass a smaller"):
+        perfnb.profile_ranks(script, 1, at=5)
+    monkeypatch.setattr(Ran, "saves", staticmethod(lambda folder: perfnb.Timing((1.0,)).save(folder / "step_1")))
+    with pytest.raises(PerfnbError, match="The ranks saved a Timing instead of profiles"):
+        perfnb.profile_ranks(script, 1)
+    assert ran[-1] == "ended"
+    with pytest.raises(ValueError, match="at must be"):
+        perfnb.profile_ranks(script, 1, at=-1)
 
 
 @pytest.mark.parametrize(("ranks", "enough"), [(1, True), (2, True), (3, False)])

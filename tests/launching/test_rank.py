@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import linecache
 import os
 import pickle
 import runpy
@@ -211,6 +212,25 @@ def test_a_cell_sees_the_gpu_of_its_rank_alone(
 
     assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
     assert told == [(own, 2), "ended"]
+
+
+@pytest.mark.usefixtures("own_arguments")
+def test_a_function_uses_the_gpu_of_its_rank_and_tracebacks_show_the_lines_of_cells(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(linecache, "cache", {})
+    told: list[Any] = []
+    monkeypatch.setattr(rank, "profile_in_group", lambda *given: told.append(given[2:4]))
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: told.append("ended"))
+    monkeypatch.setattr(torch.cuda, "set_device", told.append)
+    ordered(tmp_path, kind="function", gpus=2, lines={"<cell>": ["1\n", "22"]})
+
+    rank.run(tmp_path, 1)
+
+    assert told == [1, (1, 2), "ended"]
+    assert linecache.cache == {"<cell>": (4, None, ["1\n", "22"], "<cell>")}
+    assert linecache.getline("<cell>", 2) == "22"
 
 
 class Group:

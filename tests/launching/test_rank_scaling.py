@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 import perfnb
 from perfnb.draw.document import Bars
+from perfnb.launching import rank_scaling
+from perfnb.launching.order import Order
 from perfnb.launching.rank_scaling import RankScaling
 from perfnb.launching.scaling_figures import JobRun, ScalingJob, compared_jobs
 from tests.launching.jobs import FAST, small
@@ -162,6 +166,72 @@ def test_a_step_is_drawn_with_what_exceeds_perfect_scaling() -> None:
 def test_bad_arguments(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         perfnb.rank_scaling(options.pop("target", small), **options)
+
+
+class Jobs:
+    """Jobs that are not run: each run of one takes so long, and the first of some kinds fails."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cores: float = 8.9, failing: Sequence[str] = ()) -> None:
+        self.orders: list[Order] = []
+        self.told: list[Any] = []
+        self._failing = failing
+        monkeypatch.setattr("perfnb.step.environment.usable_cpus", lambda: cores)
+        monkeypatch.setattr("perfnb.launching.rank.gpu_count", lambda: 0)
+        monkeypatch.setattr(rank_scaling, "run_ranks", self._run)
+        monkeypatch.setattr(rank_scaling, "_measured", lambda ms: JobRun([ms] * 20, ALONE))
+
+    def _run(self, order: Order, ranks: int, env: Any, *, note: str, show: bool) -> float:
+        kind = "ranks" if not order.plain else "best" if order.threads > 2 else "plain"
+        self.orders.append(order)
+        self.told.append((kind, ranks, order.threads, note))
+        assert (env, show) == ({"A": "b"}, False)
+        if kind in self._failing and len(self.orders) > 4:
+            raise AttributeError("no_sync")
+        return {"ranks": 100.0, "plain": 90.0, "best": 60.0}[kind] / ranks
+
+    def study(self, **options: Any) -> RankScaling:
+        return perfnb.rank_scaling(small, env={"A": "b"}, **{"ranks": (1, 4), "budget_s": 48.0, **options})
+
+
+def test_the_jobs_of_a_study_run_in_turns_and_in_reverse(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = Jobs(monkeypatch)
+
+    study = jobs.study(rounds=3, warmup=4, steps=5, traced=6, ddp=True, batches=[1], backend="gloo")
+
+    kinds = [("ranks", 1, 2), ("ranks", 4, 2), ("plain", 1, 2), ("best", 1, 8)]
+    turns = [*kinds, *reversed(kinds), *kinds]
+    assert jobs.told == [(*turn, f"job {place} of 12") for place, turn in enumerate(turns, start=1)]
+    for (kind, ranks, threads), order in zip(turns, jobs.orders, strict=True):
+        plan = {"warmup": 4, "steps": 5, "traced": 6, "budget_s": 4.0, "memory": False, "flops": ranks == 4}
+        assert (order.kind, order.plan, order.backend, order.threads) == ("function", plan, "gloo", threads)
+        assert (order.ddp, order.plain, order.split) == (kind == "ranks", kind != "ranks", True)
+        assert pickle.loads(order.payload) == (small, [1])
+    assert (study.mode, study.cores, study.rounds, study.notes) == ("strong", 8, 3, [])
+    assert study.table["threads"].tolist() == [2, 2, 2, 8]
+    assert study.table["step_ms"].tolist() == [100, 25, 90, 60]
+
+
+def test_one_process_with_all_cores_is_only_measured_if_it_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = Jobs(monkeypatch, cores=0.5)
+    study = jobs.study(ranks=(2,), mode="weak", rounds=1, budget_s=3.0)
+    assert [told[:3] for told in jobs.told] == [("ranks", 1, 1), ("ranks", 2, 1), ("plain", 1, 1)]
+    assert {(order.ddp, order.split, order.plan["budget_s"]) for order in jobs.orders} == {(False, False, 1.0)}
+    assert (study.mode, study.cores) == ("weak", 1)
+    jobs = Jobs(monkeypatch, cores=3)
+    jobs.study(ranks=(2,), rounds=1, threads=3)
+    assert [told[2] for told in jobs.told] == [3, 3, 3]
+
+
+def test_a_job_of_ranks_must_not_fail_and_another_one_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = Jobs(monkeypatch, failing=["plain", "best"])
+    study = jobs.study(rounds=3)
+    assert [told[0] for told in jobs.told] == ["ranks", "ranks", "plain", "best", "best", "plain", *["ranks"] * 4]
+    assert study.notes == [
+        "1 rank without DDP and 1 process, all cores: not available because the job failed: AttributeError: no_sync"
+    ]
+    assert study.table["step_ms"].isna().tolist() == [False, False, True, True]
+    with pytest.raises(AttributeError, match="no_sync"):
+        Jobs(monkeypatch, failing=["ranks"]).study(rounds=3)
 
 
 @pytest.mark.deep
