@@ -100,6 +100,46 @@ def test_each_kind_of_block_runs_what_it_says() -> None:
     assert trial.conditions.step == called[0]
 
 
+def test_the_model_is_learnt_in_one_step_or_in_a_second_by_what_is_inside_it() -> None:
+    model, ran = nn.Sequential(nn.Linear(4, 1)), list[str]()
+
+    def learnt(step: Callable[[Tensor], Any]) -> int:
+        ran.clear()
+        with InputTrial(lambda x: [ran.append("step"), step(x)], [torch.ones(2, 4)], [model], {}) as trial:
+            trial.learn()
+        return len(ran)
+
+    assert learnt(model) == 1
+    assert learnt(lambda x: model[0](x)) == 2
+    with pytest.raises(CaptureError, match="calls neither the given model nor any module inside it"):
+        learnt(lambda x: None)
+    assert len(ran) == 2
+
+
+def test_a_model_inside_a_compiled_function_cannot_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Slow(0)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with (
+        InputTrial(model, [torch.ones(2, 4)], [model], {}) as trial,
+        pytest.raises(CaptureError, match="inside a function compiled by torch"),
+    ):
+        trial.learn()
+
+
+@pytest.mark.parametrize(
+    ("workers", "persistent", "starts", "each"),
+    [(2, False, 2, 3.5), (2, False, 1, None), (0, False, 2, None), (2, True, 2, None)],
+)
+def test_batches_of_a_start_are_counted_for_workers_that_start_again(
+    workers: int, persistent: bool, starts: int, each: float | None
+) -> None:
+    loader = loading(workers)
+    vars(loader)["persistent_workers"] = persistent  # torch forbids to set it later
+    trial = InputTrial(Slow(0), loader, [Slow(0)], {})
+    trial._source.taken, trial._source.starts = 7, starts  # type: ignore[union-attr]
+    assert trial.batches_a_start == each
+
+
 class Told:
     """Batches of a loader that tells the number of its workers."""
 
