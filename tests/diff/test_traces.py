@@ -363,15 +363,15 @@ def test_a_trace_is_like_itself(a: Recording) -> None:
     assert found.alike in ((1.0, 1.0), (None, None))
 
 
-@pytest.mark.parametrize("known", ["a", "b"])
-def test_ops_match_if_only_one_of_the_traces_has_layers(known: str) -> None:
-    def of_two_ops(*, layers: bool) -> Recording:
-        hand = ByHand().step(0, 400)
-        if layers:
-            hand.call(hand.layer("net"), 10, 110)
-        return hand.op("aten::mm", 20, 60).op("aten::relu", 70, 90).op("aten::add", 200, 220).recording()
+@pytest.mark.parametrize("known", SIDES)
+def test_layers_that_only_one_of_the_traces_has_do_not_part_its_ops(known: str) -> None:
+    ops = ("aten::mm", "[[1, 2]]", 1), ("aten::mm", "[[1, 2]]", 2), ("aten::add", "[[1]]", 4)
 
-    found = diff(of_two_ops(layers=known == "a"), of_two_ops(layers=known == "b"))
-    rows = found.ops[found.ops["op"].str.startswith("aten::")]
-    assert rows[["calls_a", "calls_b"]].to_numpy().tolist() == [[1, 1]] * 3
+    found = diff(*(flat(*ops, layers=side == known) for side in SIDES))
+
+    columns = ["op", "matched", "calls_a", "calls_b", "gpu_ms_a", "gpu_ms_b"]
+    assert found.ops[columns].to_numpy().tolist() == [
+        ["aten::mm", "shapes", 2, 2, *[pytest.approx(0.003)] * 2],
+        ["aten::add", "shapes", 1, 1, *[pytest.approx(0.004)] * 2],
+    ]
     assert found.without_layers == (known == "b", known == "a")
