@@ -623,3 +623,10 @@ def test_marks_of_unknown_names_look_like_other_but_keep_their_names() -> None:
     marks = [palette.line(place, "word") for place in range(palette.LINES + 2)]
     assert len({mark.colour for mark in marks}) == palette.LINES
     assert marks[palette.LINES :] == marks[:2]
+
+
+@pytest.mark.parametrize(("y", "label"), [(40.0, 37.0), (15.1, 12.1), (15.0, 27.0), (3.04, 15.0)])
+def test_a_level_is_named_above_its_line_if_there_is_room(y: float, label: float) -> None:
+    drawn = as_html._level("cap", y)
+    assert f"M{as_html._LEFT} {y:.1f}H" in drawn
+    assert drawn.endswith(svg.label(as_html._LEFT + 4, label, "start", "cap"))
