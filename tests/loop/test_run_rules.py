@@ -71,8 +71,9 @@ def test_what_is_said_of_waits() -> None:
     plain = only(wait=wait)
     assert plain["evidence"] == "Steps wait 9.00 ms for their batch on average, or 90.0 % [80.0, 100.0] of their time."
     assert (plain["bound_ms"], plain["confidence"]) == (9.0, "high")
-    unsure = [only(wait=Centre(0.06, low, 0.12))["confidence"] for low in (0.0, 0.001)]
-    assert unsure == ["low", "high"]
+    unsure, sure = (only(wait=Centre(0.06, low, 0.12)) for low in (0.0, 0.001))
+    assert [one["confidence"] for one in (unsure, sure)] == ["low", "high"]
+    assert ["few steps waited" in one["why"] for one in (unsure, sure)] == [True, False]
     gpu = only(wait=wait, has_device=True, batches=1200)
     assert "for their 1,200 batches on average" in gpu["evidence"]
     assert gpu["evidence"].endswith(" The GPU may have been working during the wait.")
