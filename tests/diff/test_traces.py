@@ -430,3 +430,16 @@ def test_equal_values_are_counted_in_order() -> None:
 def test_backward_nodes_of_several_makers_have_one_name() -> None:
     names = ["MiopenBatchNormBackward0", "aten::mm", "CudnnBatchNormBackward1", "MmBackward0", "Backward"]
     assert _without_maker(pd.Index(names)).tolist() == [0, -1, 0, 1, 2, -1]
+
+
+def test_by_op_the_layers_are_summed_and_what_differs_between_them_is_left_out() -> None:
+    ops = ("aten::mm", "[[1, 2]]", 1), ("aten::mm", "[[1, 2]]", 2)
+
+    found = [diff(flat(*ops, layers=True), flat(*ops[:count], layers=True)).operators for count in (2, 1)]
+    both, one = (row(table, "aten::mm") for table in found)
+
+    assert [both[key] for key in ("layers", "matched", "calls_a", "calls_b")] == [2, "layer", 2, 2]
+    assert [one[key] for key in ("layers", "op_a", "calls_a", "calls_b")] == [2, "aten::mm", 2, 1]
+    assert pd.isna(one["matched"])
+    assert (one["gpu_ms_a"], one["gpu_ms_b"]) == (pytest.approx(0.003), pytest.approx(0.001))
+    assert (one["kernels_a"], one["kernels_b"]) == (["k0", "k1"], ["k0"])
