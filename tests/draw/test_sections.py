@@ -584,7 +584,7 @@ def test_a_figure_draws_the_lines_with_their_intervals_and_levels() -> None:
     chart = Series("Cost", Axis("entry", "count"), Axis("time", "ms"), [1, 2, 3], lines, {"accepted": 4.0})
     memory = Series("Memory", TIME, Axis("held", "bytes"), [0, 1], (Line(FORWARD, [0.0, 9.0 * 2**30]),))
 
-    figure = series_figure([chart, memory, chart], across=2)
+    figure: Any = series_figure([chart, memory, chart], across=2)
 
     assert len(figure.axes) == 3
     assert figure.get_size_inches().tolist() == pytest.approx([8.8, 4.2])

@@ -183,7 +183,7 @@ def test_a_rank_is_what_torch_or_the_launcher_says(
 
 
 def test_a_pause_counts_as_part_of_the_last_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = SimpleNamespace(perf_counter_ns=lambda: now.ns, ns=0)
+    now: Any = SimpleNamespace(perf_counter_ns=lambda: now.ns, ns=0)
     recorder = recorder_of([10.0] * 6, windows=[(2, 4)], window_ms=3.0)
     recorder._device = clock = _DeviceClock("cuda", Module(), 0)
     monkeypatch.setattr(record, "time", now)
