@@ -16,8 +16,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import perfnb
-from perfnb.bench.design import Prefetching, _pilot_blocks, planned_blocks
+from perfnb.bench.design import MOST_WARMUP, Prefetching, _pilot_blocks, planned_blocks, slower_back_to_back, warm_up
 from perfnb.bench.rounds import batches_ready, prefetching
+from perfnb.errors import CaptureError
 from tests.fake_clock import FakeClock
 from tests.waiting import wait_until
 
@@ -230,3 +231,102 @@ def test_pilot_blocks_grow_until_half_of_one_uses_up_what_was_prefetched(ahead: 
     asked.clear()
     assert (_pilot_blocks(bench, time.perf_counter() - 1, 1e-9, ahead) is None) == (ahead > 0)
     assert len(asked) == 1
+
+
+def warmed(
+    monkeypatch: pytest.MonkeyPatch,
+    series: Callable[[int], tuple[float, ...]],
+    *,
+    budget_s: float = 1e9,
+    each_s: float = 0,
+) -> tuple[bool | None, list[list[int]]]:
+    """Return whether steps of such milliseconds became steady, and the orders of the rounds until then."""
+    orders: list[list[int]] = []
+    now = [100.0]
+
+    def rounds(given: list[list[int]], *, pass_name: str, keep_results: bool) -> np.ndarray:
+        assert (pass_name, keep_results) == ("warmup", True)
+        now[0] += each_s
+        orders.extend(given)
+        return np.array(series(len(orders)))[:, None]
+
+    monkeypatch.setattr("perfnb.bench.design.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    return warm_up(SimpleNamespace(count=2, rounds=rounds), 100.0, budget_s), orders
+
+
+def test_rounds_run_until_every_step_is_steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    steady, orders = warmed(monkeypatch, lambda done: (2.0, 3.0))
+    assert steady is True
+    assert orders == [[1, 0], [0, 1]] * 10  # as many as are compared
+
+    steady, orders = warmed(monkeypatch, lambda done: (2.0, 9.0 if done <= 15 else 3.0))
+    assert steady is True
+    assert len(orders) == 35
+
+    assert warmed(monkeypatch, lambda done: (2.0, float(done)))[0] is False
+    assert len(warmed(monkeypatch, lambda done: (2.0, 1.1**done))[1]) == MOST_WARMUP
+
+
+@pytest.mark.parametrize(
+    ("series", "budget_s", "steady", "count"),
+    [
+        ((2.0, 3.0), 5.0, None, 2),  # the second ends after a fifth of the budget
+        ((2.0, 3.0), 4.0, None, 2),
+        ((2.0, 3.0), 1.0, None, 2),  # never fewer
+        ((2.0, 3.0), 30.0, True, 7),
+        ((2.0, 3.0), 24.9, None, 5),
+        ((2.0, 3.0), 25.0, True, 6),
+    ],
+)
+def test_a_warm_up_ends_after_a_fifth_of_the_budget(
+    series: tuple[float, ...], budget_s: float, steady: bool | None, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, orders = warmed(monkeypatch, lambda done: series, budget_s=budget_s, each_s=1.0)
+
+    assert (found, len(orders)) == (steady, count)
+
+
+def test_a_clock_that_stands_still_in_the_warm_up_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CaptureError, match="The clock stood still for 200 steps"):
+        warmed(monkeypatch, lambda done: (2.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("runs", "budget_s", "found"),
+    [
+        ([1.0, 1.3, 1.0, 1.3, 1.0], 10.0, None),  # as slow as is allowed
+        ([1.0, 1.4, 1.0, 1.4, 1.0], 10.0, 1.4),
+        ([1.0, 1.4, 1.0, 1.2, 1.0], 10.0, None),  # slow only once
+        ([1.0, 1.4, 1.2, 1.6], 10.0, None),  # the interleaved turns after it are slow as well
+        ([1.0, 1.4, 1.0, 1.4, 1.2], 10.0, None),
+        ([1.0], 0.15, None),  # too little time
+        ([1.0, 1.4, 1.0, 1.4, 1.0], 0.16, 1.4),
+    ],
+)
+def test_hidden_prefetching_is_what_makes_a_step_slower_in_each_row_than_in_the_turns_around_it(
+    runs: list[float], budget_s: float, found: float | None
+) -> None:
+    """The second step never changes; each takes a millisecond, and rows have four parts of which one is fast."""
+    left, asked = list(runs), list[tuple[int, int, int]]()
+
+    def rounds(orders: Any, *, pass_name: str, until: float) -> np.ndarray:
+        assert len(list(orders)) == 8
+        return np.array([[left.pop(0)] * 8, [1.0] * 8])
+
+    def blocks(orders: Any, *, lead: int, turns: int, parts: int, pass_name: str) -> np.ndarray:
+        assert sorted(next(orders)) == [0, 1]
+        asked.append((lead, turns, parts))
+        slow = left.pop(0)
+        return np.array([[slow, slow + 0.2, slow, slow + 0.2], [1.0] * 4])
+
+    seen = slower_back_to_back(SimpleNamespace(count=2, rounds=rounds, blocks=blocks), budget_s)
+
+    assert not left or found is None
+    if found is None:
+        assert seen is None
+    else:
+        half = 32 if budget_s == 10 else 4
+        assert seen is not None
+        assert seen[0] == Prefetching("something", half)
+        assert seen[1].tolist() == pytest.approx([found + 0.1, 1.0])
+        assert asked == [(half, half // 4, 4)] * 2

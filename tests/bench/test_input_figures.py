@@ -58,6 +58,14 @@ def test_the_verdict_and_the_saving_are_those_planted(
     assert not figures.hindered
 
 
+@pytest.mark.parametrize(("loader", "verdict"), [(30, "input-bound"), (22, "balanced")])
+def test_what_takes_twice_as_long_decides_also_if_the_two_hinder_each_other(loader: float, verdict: str) -> None:
+    """Half of the shorter one is added, so the savings alone would be less than 2 to 1."""
+    assert planted(loader, 13, rest=5, overlap=-0.5).verdict == verdict
+    mirrored = {"input-bound": "compute-bound"}.get(verdict, verdict)
+    assert planted(13, loader, rest=5, overlap=-0.5).verdict == mirrored
+
+
 def test_a_step_that_is_neither_is_bound_by_what_it_computes() -> None:
     figures = planted(0.2, 0.2, rest=30)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from perfnb.bench.design import _steps_of_a_block, input_rounds
 from perfnb.bench.input_figures import KINDS
 from perfnb.bench.input_trial import InputTrial
+from perfnb.errors import CaptureError
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "clock")
 
@@ -97,6 +100,46 @@ def test_each_kind_of_block_runs_what_it_says() -> None:
     assert trial.conditions.step == called[0]
 
 
+def test_the_model_is_learnt_in_one_step_or_in_a_second_by_what_is_inside_it() -> None:
+    model, ran = nn.Sequential(nn.Linear(4, 1)), list[str]()
+
+    def learnt(step: Callable[[Tensor], Any]) -> int:
+        ran.clear()
+        with InputTrial(lambda x: [ran.append("step"), step(x)], [torch.ones(2, 4)], [model], {}) as trial:
+            trial.learn()
+        return len(ran)
+
+    assert learnt(model) == 1
+    assert learnt(lambda x: model[0](x)) == 2
+    with pytest.raises(CaptureError, match="calls neither the given model nor any module inside it"):
+        learnt(lambda x: None)
+    assert len(ran) == 2
+
+
+def test_a_model_inside_a_compiled_function_cannot_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Slow(0)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with (
+        InputTrial(model, [torch.ones(2, 4)], [model], {}) as trial,
+        pytest.raises(CaptureError, match="inside a function compiled by torch"),
+    ):
+        trial.learn()
+
+
+@pytest.mark.parametrize(
+    ("workers", "persistent", "starts", "each"),
+    [(2, False, 2, 3.5), (2, False, 1, None), (0, False, 2, None), (2, True, 2, None)],
+)
+def test_batches_of_a_start_are_counted_for_workers_that_start_again(
+    workers: int, persistent: bool, starts: int, each: float | None
+) -> None:
+    loader = loading(workers)
+    vars(loader)["persistent_workers"] = persistent  # torch forbids to set it later
+    trial = InputTrial(Slow(0), loader, [Slow(0)], {})
+    trial._source.taken, trial._source.starts = 7, starts  # type: ignore[union-attr]
+    assert trial.batches_a_start == each
+
+
 class Told:
     """Batches of a loader that tells the number of its workers."""
 
@@ -162,3 +205,97 @@ def test_lists_and_loaders_without_workers_load_nothing_while_the_model_runs(
     with InputTrial(model, batches(), [model], {}) as trial:
         trial.learn()
         assert trial.parallel == parallel
+
+
+def input_trial(
+    monkeypatch: pytest.MonkeyPatch,
+    step_ms: dict[str, float],
+    *,
+    workers: int = 0,
+    pace_ms: float = 1.0,
+    extra_s: float = 0,
+) -> Any:
+    """Return a trial whose blocks take so long and a constant time more, on a clock that only they advance."""
+    trial = SimpleNamespace(workers=workers, now=50.0, ran=list[tuple[str, int]]())
+
+    def block(kind: str, steps: int) -> float:
+        trial.ran.append((kind, steps))
+        trial.now += steps * step_ms[kind] / 1e3 + extra_s
+        return step_ms[kind]
+
+    trial.block, trial.find_pace = block, lambda until: pace_ms
+    monkeypatch.setattr("perfnb.bench.design.time", SimpleNamespace(perf_counter=lambda: trial.now))
+    return trial
+
+
+EVEN = {"together": 4.0, "model": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "budget_s", "options", "steps"),
+    [
+        (EVEN, 10.0, {}, 5),  # 20 ms
+        ({"together": 4.1, "model": 1.0}, 10.0, {}, 5),
+        ({"together": 3.9, "model": 9.0}, 10.0, {}, 6),
+        ({"together": 100.0, "model": 100.0}, 100.0, {}, 4),
+        (EVEN, 10.0, {"workers": 2}, 4),  # a multiple of the workers
+        (EVEN, 10.0, {"workers": 3}, 6),  # twice the workers
+        ({"together": 0.1, "model": 0.1}, 100.0, {}, 64),
+        (EVEN, 0.401, {}, 4),  # after the pilot, 12 rounds take 384 ms
+        (EVEN, 0.399, {}, 3),
+        (EVEN, 1.051, {"extra_s": 0.025}, 4),  # 50 ms of a round of 82 ms are for other work
+        (EVEN, 1.049, {"extra_s": 0.025}, 3),
+        (EVEN, 0.03, {}, 1),  # the pilot fits
+        (EVEN, 0.03, {"pace_ms": 2.0, "workers": 7}, 7),  # it does not
+        (EVEN, 0.034, {"workers": 2}, 2),
+        (EVEN, 0.0339, {"workers": 2}, 2),
+    ],
+)
+def test_blocks_are_of_20_ms_if_12_rounds_of_them_fit(
+    step_ms: dict[str, float], budget_s: float, options: dict[str, Any], steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = input_trial(monkeypatch, step_ms, **options)
+    end = trial.now + budget_s
+
+    assert _steps_of_a_block(trial, list(step_ms), step_ms["model"], options.get("pace_ms", 1.0), end) == steps
+    pilot = max(2, options.get("workers", 0))
+    fits = pilot * (3 * step_ms["model"] + 5 * options.get("pace_ms", 1.0)) / 1e3 <= budget_s
+    assert trial.ran == [(kind, pilot) for kind in step_ms] * fits
+
+
+def test_input_rounds_have_a_block_of_each_kind_in_random_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = input_trial(monkeypatch, {"together": 6.0, "model": 4.0})
+    told: list[tuple[Any, ...]] = []
+
+    rounds, steps = input_rounds(trial, ["together", "model"], 50.0, 30.0, lambda *told_now: told.append(told_now))
+
+    assert steps == 4
+    assert rounds == {"together": [6.0] * 40, "model": [4.0] * 40}
+    assert told == [("warmup", done) for done in range(1, 7)] + [("timed", done, 40) for done in range(1, 41)]
+    timed = [kind for kind, _ in trial.ran[-80:]]
+    orders = {tuple(timed[place : place + 2]) for place in range(0, 80, 2)}
+    assert orders == {("together", "model"), ("model", "together")}
+    assert trial.ran[:8] == [("model", 1)] * 6 + [("together", 2), ("model", 2)]
+
+
+def test_input_rounds_end_with_the_budget_and_an_incomplete_one_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = input_trial(monkeypatch, {"together": 60.0, "model": 40.0})
+    told: list[tuple[Any, ...]] = []
+
+    # The warm-up takes 4 steps of 40 ms, the pilot 200 ms, and a round, of a step of each, 100 ms.
+    rounds, steps = input_rounds(trial, ["together", "model"], 50.0, 1.0, lambda *told_now: told.append(told_now))
+
+    assert steps == 1
+    assert len(rounds["together"]) == len(rounds["model"]) == told[-1][1]
+    assert told[:4] == [("warmup", done) for done in range(1, 5)]
+    assert told[4:] == [("timed", done, 6) for done in range(1, 7)]
+    assert trial.now == pytest.approx(50.96)
+
+
+def test_a_first_input_round_is_always_whole_and_the_clock_must_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = input_trial(monkeypatch, {"together": 600.0, "model": 400.0})
+    rounds, steps = input_rounds(trial, ["together", "model"], 50.0, 0.1, lambda *_: None)
+    assert (rounds, steps) == ({"together": [600.0], "model": [400.0]}, 1)
+
+    with pytest.raises(CaptureError, match="The clock stood still for 30 steps"):
+        input_rounds(input_trial(monkeypatch, {"model": 0.0}), ["model"], 50.0, 1.0, lambda *_: None)

@@ -254,6 +254,27 @@ def test_attributes_whose_numbers_cannot_be_copied_are_only_bound_again(kind: st
     assert fingerprint(subject) == before
 
 
+@pytest.mark.parametrize(
+    ("shape", "strides", "own"),
+    [
+        ((3,), (1,), True),
+        ((3,), (2,), True),
+        ((3,), (0,), False),
+        ((1,), (0,), True),
+        ((0, 3), (0, 0), True),
+        ((2, 3), (3, 1), True),
+        ((3, 2), (1, 3), True),
+        ((2, 3), (2, 1), False),  # 6 elements in 5 places
+        ((2, 2), (1, 1), False),
+        ((2, 1, 2), (2, 0, 1), True),
+    ],
+)
+def test_tensors_have_numbers_of_their_own_unless_elements_share_memory(
+    shape: tuple[int, ...], strides: tuple[int, ...], own: bool
+) -> None:
+    assert restored.has_numbers(torch.zeros(20).as_strided(shape, strides)) is own
+
+
 def test_an_expanded_buffer_is_only_bound_again() -> None:
     model: Any = nn.Linear(4, 4)
     model.register_buffer("wide", wide := torch.zeros(1).expand(300_000, 300_000))

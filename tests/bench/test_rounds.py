@@ -81,9 +81,38 @@ def test_results_are_kept_where_they_are_wanted() -> None:
         assert bench.results == [1, 2]
 
 
-def test_time_that_is_over_ends_the_rounds_after_the_first() -> None:
-    with Bench([lambda: None]) as bench:
-        assert len(bench.rounds([(0,)] * 5, until=0.0)[0]) == 1
+def test_time_that_is_over_ends_the_rounds_after_the_first_and_each_is_told(clock: FakeClock) -> None:
+    told: list[tuple[Any, ...]] = []
+
+    def tell(*progress: Any) -> None:
+        told.append(progress)
+
+    with Bench([lambda: clock.pass_exactly(1)], progress=tell) as bench:
+        assert len(bench.rounds([(0,)] * 5, until=0.0, planned=5)[0]) == 1
+        assert len(bench.rounds([(0,)] * 5, until=time.perf_counter() + 0.0025, pass_name="pilot")[0]) == 3
+        assert len(bench.blocks([(0,)] * 5, lead=1, turns=2, until=0.0, planned=5)[0]) == 1
+        assert len(bench.blocks([(0,)] * 5, lead=1, turns=2, until=time.perf_counter() + 0.005)[0]) == 2
+
+    assert told == [
+        ("timed", 1, 5),
+        *(("pilot", done, None) for done in (1, 2, 3)),
+        ("timed", 1, 5),
+        *(("timed", done, None) for done in (1, 2)),
+    ]
+    assert bench.conditions.step == 1 + 3 + 3 + 6
+
+
+def test_a_step_in_no_round_has_no_times_and_a_repeated_one_counts_once(clock: FakeClock) -> None:
+    with Bench([lambda: clock.pass_exactly(2), lambda: clock.pass_exactly(1)]) as bench:
+        assert np.isnan(bench.rounds([(1,)] * 2)[0]).tolist() == [True, True]
+        first, second = bench.blocks([(1,)] * 2, lead=0, turns=4, parts=3)
+    assert np.isnan(first).tolist() == [True] * 6
+    assert second.tolist() == [(4_000_000 + LOOK_NS) / 4e6] * 6
+
+    with Bench([lambda: clock.pass_exactly(2)]) as bench:
+        assert bench.rounds([(0,)] * 2, repeat=5).tolist() == [[(10_000_000 + LOOK_NS) / 1e6] * 2]
+    assert bench.conditions.step == 2
+    assert bench.sizes == [None, None]
 
 
 @pytest.mark.slow

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import strategies as st
 
 from perfnb.diff.layers import diff_profiles
+from perfnb.diff.op_matching import _place_among_equals, _without_maker, match_nodes
 from perfnb.diff.traces import TraceDiff, diff_traces
 from perfnb.diff.view import comparison_document
 from perfnb.draw.document import Table
 from perfnb.profile.summary import summarize
+from perfnb.recording.nesting import forest_of
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import NO_OP_ROW
 from perfnb.trace_names import DEVICE_WORK
@@ -363,15 +366,80 @@ def test_a_trace_is_like_itself(a: Recording) -> None:
     assert found.alike in ((1.0, 1.0), (None, None))
 
 
-@pytest.mark.parametrize("known", ["a", "b"])
-def test_ops_match_if_only_one_of_the_traces_has_layers(known: str) -> None:
-    def of_two_ops(*, layers: bool) -> Recording:
-        hand = ByHand().step(0, 400)
-        if layers:
-            hand.call(hand.layer("net"), 10, 110)
-        return hand.op("aten::mm", 20, 60).op("aten::relu", 70, 90).op("aten::add", 200, 220).recording()
+@pytest.mark.parametrize("known", SIDES)
+def test_layers_that_only_one_of_the_traces_has_do_not_part_its_ops(known: str) -> None:
+    ops = ("aten::mm", "[[1, 2]]", 1), ("aten::mm", "[[1, 2]]", 2), ("aten::add", "[[1]]", 4)
 
-    found = diff(of_two_ops(layers=known == "a"), of_two_ops(layers=known == "b"))
-    rows = found.ops[found.ops["op"].str.startswith("aten::")]
-    assert rows[["calls_a", "calls_b"]].to_numpy().tolist() == [[1, 1]] * 3
+    found = diff(*(flat(*ops, layers=side == known) for side in SIDES))
+
+    columns = ["op", "matched", "calls_a", "calls_b", "gpu_ms_a", "gpu_ms_b"]
+    assert found.ops[columns].to_numpy().tolist() == [
+        ["aten::mm", "shapes", 2, 2, *[pytest.approx(0.003)] * 2],
+        ["aten::add", "shapes", 1, 1, *[pytest.approx(0.004)] * 2],
+    ]
     assert found.without_layers == (known == "b", known == "a")
+
+
+Node = tuple[int, int, int, int]
+
+
+def matches(a: list[Node], b: list[Node], parents: tuple[list[int], list[int]] | None = None) -> list[tuple[int, int]]:
+    """Return which nodes of two trees, given by name, shapes, layer and phase, are in the same group."""
+    of_a, of_b = parents or ([-1] * len(a), [-1] * len(b))
+    forest = forest_of(np.array([*of_a, *(parent if parent < 0 else parent + len(a) for parent in of_b)]))
+    words = pd.DataFrame([*a, *b], columns=["name", "shapes", "layer", "phase"])
+    group = match_nodes(np.repeat([False, True], [len(a), len(b)]), words, forest).group.tolist()
+    return [(i, j) for i in range(len(a)) for j in range(len(b)) if group[i] == group[len(a) + j] != -1]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ([(1, 1, 1, 0), (1, 2, 2, 0)], [(1, 2, 2, 0), (1, 1, 1, 0)], [(0, 1), (1, 0)]),
+        ([(1, 1, 5, 0)], [(1, 1, 6, 0), (1, 2, 5, 0)], [(0, 1)]),  # the layer comes first
+        ([(1, 1, 5, 0)], [(1, 1, 5, 1), (1, 2, 5, 0)], [(0, 1)]),
+        ([(1, 1, 5, 0)], [(1, 1, 6, 1), (1, 1, 7, 0)], [(0, 1)]),  # then the shapes, in the same phase
+        ([(1, 1, 5, 0)], [(1, 2, 6, 0), (1, 1, 6, 1)], [(0, 1)]),  # or in another
+        ([(1, 1, 5, 0)], [(1, 2, 6, 1), (1, 2, 6, 0)], [(0, 1)]),  # then the phase
+        ([(1, 1, 5, 0)], [(2, 1, 5, 0), (1, 2, 6, 1)], [(0, 1)]),  # and the name at last
+        ([(1, 1, 5, 0)], [(2, 1, 5, 0)], []),
+        ([(1, 1, 1, 0), (1, 2, 2, 0)], [(1, 3, 3, 0), (1, 4, 4, 0), (1, 5, 5, 0)], [(0, 0), (1, 1)]),  # in order
+        ([(1, 1, -1, 0)], [(1, 2, -1, 0), (1, 1, 6, 0)], [(0, 1)]),  # no layer is not a common one
+        ([(1, 1, 5, 0)] * 2, [(1, 1, 5, 0)], [(0, 0), (1, 0)]),  # what nothing distinguishes is one
+        ([], [(1, 1, 1, 0)], []),
+    ],
+)
+def test_ops_match_by_layer_then_shapes_then_phase_then_name(
+    a: list[Node], b: list[Node], expected: list[tuple[int, int]]
+) -> None:
+    assert matches(a, b) == expected
+    assert sorted((i, j) for j, i in matches(b, a)) == expected
+
+
+def test_ops_match_inside_ops_that_match() -> None:
+    outer, other, inner = (1, 1, 1, 0), (2, 1, 1, 0), (3, 1, 1, 0)
+    assert matches([outer, inner], [inner, outer, inner], ([-1, 0], [-1, -1, 1])) == [(0, 1), (1, 2)]
+    assert matches([outer, inner], [other, inner], ([-1, 0], [-1, 0])) == [(1, 1)]
+    assert matches([outer, inner, inner], [inner, outer], ([-1, 0, -1], [-1, -1])) == [(0, 1), (2, 0)]
+
+
+def test_equal_values_are_counted_in_order() -> None:
+    assert _place_among_equals(np.array([5, 3, 5, 5, 3])).tolist() == [0, 0, 1, 2, 1]
+
+
+def test_backward_nodes_of_several_makers_have_one_name() -> None:
+    names = ["MiopenBatchNormBackward0", "aten::mm", "CudnnBatchNormBackward1", "MmBackward0", "Backward"]
+    assert _without_maker(pd.Index(names)).tolist() == [0, -1, 0, 1, 2, -1]
+
+
+def test_by_op_the_layers_are_summed_and_what_differs_between_them_is_left_out() -> None:
+    ops = ("aten::mm", "[[1, 2]]", 1), ("aten::mm", "[[1, 2]]", 2)
+
+    found = [diff(flat(*ops, layers=True), flat(*ops[:count], layers=True)).operators for count in (2, 1)]
+    both, one = (row(table, "aten::mm") for table in found)
+
+    assert [both[key] for key in ("layers", "matched", "calls_a", "calls_b")] == [2, "layer", 2, 2]
+    assert [one[key] for key in ("layers", "op_a", "calls_a", "calls_b")] == [2, "aten::mm", 2, 1]
+    assert pd.isna(one["matched"])
+    assert (one["gpu_ms_a"], one["gpu_ms_b"]) == (pytest.approx(0.003), pytest.approx(0.001))
+    assert (one["kernels_a"], one["kernels_b"]) == (["k0", "k1"], ["k0"])

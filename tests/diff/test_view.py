@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
 
+from perfnb.diff.comparison import not_comparable
 from perfnb.diff.layers import diff_profiles, layer_tree
-from perfnb.diff.step_times import step_change
-from perfnb.diff.view import comparison_document, step_verdict
+from perfnb.diff.step_times import slower_by_more_than, step_change, step_change_of
+from perfnb.diff.view import _changed, _notes, _short_kernel, comparison_document, step_verdict
 from perfnb.draw.document import Bars, Effects, Table
 from perfnb.findings.finding import Conclusion, Findings
 from perfnb.stats.step_times import StepTimes
@@ -95,6 +98,102 @@ def test_findings_are_gained_and_lost() -> None:
         ("small_batch", "in both", 1.0, 2.0),
         ("leak", "new", None, None),
     ]
+
+
+@pytest.mark.parametrize(("ratio_ci", "slower"), [(None, None), ((1.05, 2.0), False), ((1.0501, 2.0), True)])
+def test_a_step_is_slower_than_allowed_if_its_whole_interval_is(
+    ratio_ci: tuple[float, float] | None, slower: bool | None
+) -> None:
+    assert slower_by_more_than(ratio_ci, 5) is slower
+
+
+def steps(**passes: int) -> pd.DataFrame:
+    return pd.DataFrame([{"pass": name, "wall_ms": 10.0} for name, count in passes.items() for _ in range(count)])
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "kind", "counts"),
+    [
+        (steps(timed=2, traced=3), steps(timed=7, traced=1), "timed", (2, 7)),
+        (steps(timed=2, traced=3), steps(traced=1), "traced", (3, 1)),
+        (steps(traced=3), steps(timed=2), "traced", (3, 0)),
+    ],
+)
+def test_timed_steps_are_compared_if_both_have_them(
+    a: pd.DataFrame, b: pd.DataFrame, kind: str, counts: tuple[int, int]
+) -> None:
+    change = step_change_of(a, b)
+    assert (change.kind, change.a.steps, change.b.steps) == (kind, *counts)
+    assert (change.found is None) == (0 in counts)
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({}, []),
+        ({"alike": (0.5, None)}, []),
+        ({"alike": (0.4, None)}, ["Only 40 % of the baseline's and "]),
+        ({"alike": (0.9, 0.4)}, ["Only 90 % of the baseline's and 40 % of the candidate's time is in ops"]),
+        ({"on_gpu": True, "kernels": [1]}, ["Op times are GPU times"]),
+        ({"kernels": [1]}, ["Op times are host times, because only one"]),
+        ({"unmarked": (True, False)}, ["The baseline has no marked steps: such a trace counts as one step."]),
+        ({"without_shapes": (False, True)}, ["The candidate has no input shapes: ops are matched by name, layer and"]),
+        ({"without_layers": (True, True)}, ["Neither has layers: ops are matched by name, shapes and order."]),
+    ],
+)
+def test_a_note_says_what_makes_traces_hard_to_compare(facts: dict[str, Any], said: list[str]) -> None:
+    usual = dict.fromkeys(("unmarked", "without_shapes", "without_layers"), (False, False))
+    traces: Any = SimpleNamespace(**{"alike": (0.9, 0.8), "on_gpu": False, "kernels": [], **usual, **facts})
+    notes = list(_notes(traces))
+    assert [note[: len(words)] for note, words in zip(notes, said, strict=True)] == said
+
+
+def test_peak_memory_is_shown_if_both_are_known() -> None:
+    whole = diff_profiles(summaries.small_cnn(), summaries.gan(), CHANGE)
+    for a, b in ((2**20, 2**21), (0, 5), (None, 5), (5, None)):
+        figures = comparison_document(replace(whole, a_peak_bytes=a, b_peak_bytes=b)).figures
+        peaks = [(figure.label, figure.value) for figure in figures if "peak" in figure.label]
+        assert peaks == ([] if a is None or b is None else [("baseline peak memory", a), ("candidate peak memory", b)])
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "lacking", "cells"),
+    [
+        (2.0, 3.0, "", (2.0, 3.0, 1.0, 1.5)),
+        (0.0, 3.0, "", (0.0, 3.0, 3.0, "")),
+        (None, 3.0, "", (None, 3.0, 3.0, "")),
+        (None, 3.0, "a", ("none", 3.0, 3.0, "")),
+        (2.0, None, "b", (2.0, "none", -2.0, "")),
+        (None, None, "", (None, None, None, "")),
+    ],
+)
+def test_what_one_side_lacks_took_no_time_there(
+    a: float | None, b: float | None, lacking: str, cells: tuple[Any, ...]
+) -> None:
+    assert _changed(a, b, lacking) == cells
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("void at::native::vectorized_elementwise_kernel<4, float>(int)", "vectorized_elementwise_kernel"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop>(Params)", "cutlass_80_tensorop"),
+        ("void (anonymous namespace)::softmax_warp_forward<float>(float*)", "softmax_warp_forward"),
+        ("Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD"),
+        ("<lambda>", "<lambda>"),
+        ("x" * 50, "x" * 40),
+    ],
+)
+def test_a_kernel_is_named_without_its_namespaces_and_arguments(name: str, short: str) -> None:
+    assert _short_kernel(name) == short
+
+
+def test_only_another_profile_can_be_compared() -> None:
+    class Ranks:
+        """Profiles of several ranks."""
+
+    assert not_comparable(3) == "compare requires another profile, not int."
+    assert not_comparable(Ranks()).endswith("not Ranks. Compare individual ranks: a[0].compare(b[0]).")
 
 
 def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:

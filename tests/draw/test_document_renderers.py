@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from perfnb.draw.document import Axis, Code, Column, Document, Figure, Heat, Lin
 from perfnb.draw.documented import Documented
 from perfnb.draw.live import document_page
 from perfnb.draw.palette import mark
+from perfnb.draw.shown import WIDGET_VIEW, show_live
 from tests.draw.document_samples import DOCUMENTS, everything, unknown
 
 WIDTHS = (60, 80, 100, 160)
@@ -313,3 +315,44 @@ def test_a_result_that_is_displayed_is_described_once(monkeypatch: pytest.Monkey
     assert "Hello: 2.00 ms" in static["text/plain"]
     assert "perfnb-static-live" in static["text/html"]
     assert "application/vnd.jupyter.widget-view+json" in live
+
+
+def test_a_live_view_follows_its_static_twin_if_widgets_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[Any, bool]] = []
+    views: list[str] = []
+    monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append((data, raw)))
+
+    def widget(view: str) -> Any:
+        views.append(view)
+        return SimpleNamespace(_repr_mimebundle_=lambda: ({WIDGET_VIEW: "live", "text/plain": "x"}, {}))
+
+    def absent(view: str) -> Any:
+        raise ImportError
+
+    static = {"text/plain": "t", "text/html": "<p>h</p>"}
+    show_live(static, absent)
+    assert shown == [(static, True)]
+    for _ in range(2):
+        shown.clear()
+        show_live(static, widget)
+        twin = f'<div class="perfnb-static-live perfnb-static-{views[-1]}"><p>h</p></div>'
+        assert shown == [({"text/plain": "t", "text/html": twin}, True), ({WIDGET_VIEW: "live"}, True)]
+    assert views[0] != views[1]
+
+
+def test_what_has_a_document_prints_itself_outside_a_notebook(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Mine(Documented):
+        """A result."""
+
+        def _document(self) -> Document:
+            return Document("thing", "of mine", verdict=Verdict("good", "All is well"))
+
+    Mine()._ipython_display_()
+    assert capsys.readouterr().out == f"{Mine()}\n"
+    assert repr(Mine()) == "<perfnb.Mine: of mine: All is well>"
+    monkeypatch.setattr("perfnb.draw.documented.in_notebook", lambda: True)
+    monkeypatch.setattr("perfnb.draw.documented.show_live", lambda static, widget: print(sorted(static)))
+    Mine()._ipython_display_()
+    assert capsys.readouterr().out == "['text/html', 'text/plain']\n"

@@ -52,6 +52,15 @@ def test_at_most_five_updates_a_second(line):
     assert line.closed
 
 
+@pytest.mark.parametrize(
+    ("done", "size", "percent"), [(0, 0, 0), (0, 1, 0), (1, 1, 100), (1, 2, 50), (199, 200, 99), (200, 200, 100)]
+)
+def test_a_file_is_read_in_percent(line, done, size, percent):
+    with Progress(clock=Clock()) as advance:
+        advance.of_file("a.json")(done, size)
+    assert line.updates == [(f"{progress.READING}a.json", percent, 100, "")]
+
+
 def test_a_new_pass_is_drawn_at_once(line):
     with Progress(clock=Clock()) as advance:
         advance("warmup", 1, 3)

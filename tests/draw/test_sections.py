@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
 import pytest
 
-from perfnb.draw import as_html, bars, svg, tables
+from perfnb.draw import as_html, bars, palette, svg, tables
 from perfnb.draw.as_html import section_html
 from perfnb.draw.as_text import document_text, scale_of, section_text
 from perfnb.draw.boxes import Box, boxes_svg
@@ -571,3 +572,61 @@ def test_boxes_of_a_colour_are_one_path_with_readable_names() -> None:
 )
 def test_names_contrast_with_their_boxes(colour: str, ink: str) -> None:
     assert f'fill="{ink}">' in boxes_svg([Box(0, 0, 50, colour, "a")])
+
+
+def test_a_figure_draws_the_lines_with_their_intervals_and_levels() -> None:
+    from perfnb.draw.as_figure import series_figure
+
+    lines = (
+        Line(FORWARD, [1.0, None, 3.0], [0.5, None, 2.5], [1.5, None, 3.5]),
+        Line(BACKWARD, [2.0, 2.0, 2.0]),
+    )
+    chart = Series("Cost", Axis("entry", "count"), Axis("time", "ms"), [1, 2, 3], lines, {"accepted": 4.0})
+    memory = Series("Memory", TIME, Axis("held", "bytes"), [0, 1], (Line(FORWARD, [0.0, 9.0 * 2**30]),))
+
+    figure: Any = series_figure([chart, memory, chart], across=2)
+
+    assert len(figure.axes) == 3
+    assert figure.get_size_inches().tolist() == pytest.approx([8.8, 4.2])
+    axes, of_memory = figure.axes[:2]
+    first, second, level = axes.lines
+    assert [first.get_xdata().tolist(), second.get_ydata().tolist()] == [[1, 2, 3], [2.0, 2.0, 2.0]]
+    assert first.get_ydata().tolist() == pytest.approx([1.0, math.nan, 3.0], nan_ok=True)
+    assert [first.get_color(), second.get_color()] == [FORWARD.colour, BACKWARD.colour]
+    assert first.get_linestyle() != second.get_linestyle()
+    (bars,) = axes.collections
+    assert [bar[:, 1].tolist() for bar in bars.get_segments() if bar.size] == [[0.5, 1.5], [2.5, 3.5]]
+    assert set(level.get_ydata()) == {4.0}
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [FORWARD.word, BACKWARD.word, "accepted"]
+    assert (axes.get_title("left"), axes.get_xlabel(), axes.get_ylabel()) == ("Cost", "entry", "time")
+    assert axes.get_ylim()[0] == 0
+    assert axes.get_ylim()[1] > 4.0
+    assert axes.yaxis.get_major_formatter()(2000.0, 0) == "2 s"
+    assert all(tick == round(tick) for tick in axes.get_xticks())
+    assert [tick % 2**29 for tick in of_memory.get_yticks()] == [0.0] * len(of_memory.get_yticks())
+    assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+def test_a_figure_of_nothing_says_so() -> None:
+    from perfnb.draw.as_figure import series_figure
+
+    figure = series_figure([])
+    assert ([text.get_text() for text in figure.texts], figure.axes) == (["Nothing to draw."], [])
+    assert type(figure).__name__ == "Figure"
+    assert figure.get_size_inches()[1] == 1.0
+
+
+def test_marks_of_unknown_names_look_like_other_but_keep_their_names() -> None:
+    for of, known in ((palette.mark, palette.MARKS), (palette.category, palette.CATEGORIES)):
+        assert [of(name) for name in known] == list(known.values())
+        assert of("mine") == palette.Mark("mine", palette.GREY, "·", "none")
+    marks = [palette.line(place, "word") for place in range(palette.LINES + 2)]
+    assert len({mark.colour for mark in marks}) == palette.LINES
+    assert marks[palette.LINES :] == marks[:2]
+
+
+@pytest.mark.parametrize(("y", "label"), [(40.0, 37.0), (15.1, 12.1), (15.0, 27.0), (3.04, 15.0)])
+def test_a_level_is_named_above_its_line_if_there_is_room(y: float, label: float) -> None:
+    drawn = as_html._level("cap", y)
+    assert f"M{as_html._LEFT} {y:.1f}H" in drawn
+    assert drawn.endswith(svg.label(as_html._LEFT + 4, label, "start", "cap"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
@@ -21,6 +23,7 @@ from perfnb.experiments.report_files import read_report, save_report
 from perfnb.results import ABTest
 from tests.experiments.ab_samples import EXAMPLES
 from tests.fake_clock import FakeClock
+from tests.recordings import ByHand
 
 #: Time passes only in the steps' sleeps, so that verdicts are the same on every machine.
 pytestmark = pytest.mark.usefixtures("nothing_left", "clock")
@@ -274,6 +277,24 @@ def test_losses_of_a_saved_report_have_their_values_and_what_is_not_known_of_the
     ]
 
 
+def test_a_report_lacks_both_profiles_or_none_and_its_contents_form_one(tmp_path: Path) -> None:
+    path = save_report(replace(EXAMPLES["judged"], profiles={}), tmp_path / "report")
+    assert read_report(path)[1] == {}
+    file = path / "report.json"
+    content = json.loads(file.read_text("utf-8"))
+    for part in ("experiment", "quality"):
+        file.write_text(json.dumps(content | {"meta": content["meta"] | {part: {"x": 1}}}))
+        with pytest.raises(RecordingError, match=f"{re.escape(str(file))} is damaged: .*{part}"):
+            read_report(path)
+    file.write_text(json.dumps(content))
+    recording = ByHand().step(0, 1000).recording()
+    for side, other in (("baseline", "candidate"), ("candidate", "baseline")):
+        perfnb.Profile(recording).save(path / side)
+        with pytest.raises(RecordingError, match=f"is damaged: the profile of the {other} is missing"):
+            read_report(path)
+        shutil.rmtree(path / side)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["pairs.parquet", "losses.parquet", "report.json", "baseline/profile.json"])
 def test_a_damaged_report_is_one_error_that_names_it(accepted: ABTest, tmp_path: Path, file: str) -> None:
@@ -323,6 +344,9 @@ def test_a_page_needs_nothing_and_runs_nothing(accepted: ABTest, tmp_path: Path)
         ({"limits": {"difference": -1}}, ValueError, "must not be negative"),
         ({"limits": {"peak_memory_bytes": 1}, "profile": False}, ValueError, "only be limited if memory is measured"),
         ({"change": 3}, TypeError, "change must be a string"),
+        *(({"check": odd}, TypeError, "check must be a tolerance such as 1e-5 or a func") for odd in (True, "1e-5")),
+        *(({"check": odd}, ValueError, "check must be a finite number that is at") for odd in (-1e-9, float("inf"))),
+        ({"check": 0, "quality": lambda: {"loss": 1}}, TypeError, "check and quality cannot be combined"),
         ({"budget_s": 0}, ValueError, "budget_s must be"),
         ({"profile": 1}, TypeError, "profile must be True or False"),
         *(({"equal_within": odd}, ValueError, "equal_within must be") for odd in (0, 1, 3)),

@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import perfnb
 from perfnb.errors import RecordingError
 from perfnb.stats.step_times import StepTimes
 from perfnb.step.environment import provenance
+from tests.experiments.ab_samples import EXAMPLES
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -139,6 +141,50 @@ def test_of_a_loaded_profile_only_what_it_tells_is_kept(journal: perfnb.results.
     assert history["torch"].isna().tolist()[:2] == [False, False]
 
 
+class Trials:
+    """Two trials, one of which is kept."""
+
+    def journal_entries(self) -> list[tuple[perfnb.Timing, str, bool]]:
+        return [(timing(9.0), "lever a", False), (timing(8.0), "levers b and c", True)]
+
+
+def test_trials_are_added_one_by_one(journal: perfnb.results.Journal) -> None:
+    names: Any = journal.add(Trials(), hypothesis="they help", name="train")  # type: ignore[call-overload]
+
+    history = journal.history
+    assert history.index.tolist() == names
+    assert history[["change", "accepted", "hypothesis", "name"]].to_numpy().tolist() == [
+        ["lever a", False, "they help", "train"],
+        ["levers b and c", True, "they help", "train"],
+    ]
+    assert history["median_ms"].tolist() == [9.0, 8.0]
+
+
+def test_a_trend_is_of_one_name_or_of_all(journal: perfnb.results.Journal) -> None:
+    for ms, name in ((10.0, "a"), (20.0, "b"), (30.0, "a")):
+        journal.add(timing(ms), name=name)
+
+    assert journal.trend().table["step_ms"].tolist() == [10.0, 20.0, 30.0]
+    found = journal.trend("a", across="host")
+    assert found.table["step_ms"].tolist() == [10.0, 30.0]
+    assert "2 entries" in str(found)
+
+
+def test_a_report_is_kept_with_the_figures_of_both_sides(journal: perfnb.results.Journal) -> None:
+    report = replace(EXAMPLES["accept"], profiles={})
+    journal.add(report)
+    journal.add(report, accepted=False, change="other")
+
+    history = journal.history
+    columns = ["kind", "decision", "change", "accepted", "baseline_ms", "median_ms", "candidate_ratio", "reason"]
+    facts = ["report", "accept", "fused optimizer", True, report.baseline.median_ms, report.candidate.median_ms]
+    assert history[columns].to_numpy().tolist()[0] == [*facts, report.ratio, report.reason]
+    assert history[["change", "accepted"]].to_numpy().tolist()[1] == ["other", False]
+    loaded = journal.load(1)
+    assert isinstance(loaded, perfnb.results.ABTest)
+    assert str(loaded) == str(report)
+
+
 def test_it_shows_itself(journal: perfnb.results.Journal) -> None:
     assert "Nothing added yet" in str(journal)
     journal.add(timing(10.0))
@@ -167,6 +213,11 @@ def test_it_shows_itself(journal: perfnb.results.Journal) -> None:
         (lambda j: j.add(timing(1), accepted="no"), TypeError, "accepted must be True, False or None, not 'no'"),
         (lambda j: j.add(timing(1), change="x" * 2**21), RecordingError, "its texts are larger than 1,048,576 bytes"),
         (lambda j: j.add(timing(1), change="\ud800"), RecordingError, "cannot be written to .*surrogate"),
+        (lambda j: j.add(Trials(), change="x"), TypeError, "change and accepted cannot be passed with trials"),
+        (lambda j: j.add(Trials(), accepted=False), TypeError, "change and accepted cannot be passed with trials"),
+        (lambda j: j.add(Trials(), name=3), TypeError, "name must be a string"),
+        (lambda j: j.trend(figure="x"), ValueError, "figure must be one of step_ms, .*, not 'x'"),
+        (lambda j: j.trend(across=["host", "x"]), ValueError, "across must be one or more of .*, not 'x'"),
         (lambda j: j.load(1), ValueError, "there is no entry 1"),
         (lambda j: j.load("x"), ValueError, "no entry starts with 'x'"),
         (lambda j: perfnb.journal(j.path, equal_within=0), ValueError, "equal_within must be"),

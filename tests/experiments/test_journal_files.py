@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -251,6 +252,45 @@ def test_a_newer_form_is_said_to_be_one(tmp_path: Path) -> None:
         (tmp_path / name / ENTRY.file).write_text(json.dumps({"format": "perfnb", "version": 99, "meta": meta}))
         newer = "it was saved by a newer perfnb (format 99, this one reads 1); update perfnb"
         assert read_entries(tmp_path)[1] == {name: newer}
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({}, ""),
+        ({"median_ms": 10.0, "ci_ms": (10.0, 10.0)}, ""),
+        ({"median_ms": 10.0, "ci_ms": (10.1, 11.0)}, "its median_ms lies outside its interval"),
+        ({"median_ms": 10.0, "ci_ms": (9.0, 9.9)}, "its median_ms lies outside its interval"),
+        ({"baseline_ms": 10.0, "baseline_ci_ms": (9.0, 9.9)}, "its baseline_ms lies outside its interval"),
+        ({"ratio": 1.0, "ratio_ci": (1.1, 1.2)}, "its ratio lies outside its interval"),
+        ({"median_ms": None}, ""),
+        ({"ci_ms": None}, ""),
+        ({"at": "0001-01-01T00:00+23:59"}, "its date is invalid: 0001-01-01T00:00"),
+        ({"at": "1969-12-31T00:00+00:00"}, "its date is invalid: 1969-12-31T00:00"),
+        ({"at": "1970-01-01T00:00+00:00"}, ""),
+        ({"at": "2200-12-31T00:00+00:00"}, ""),
+        ({"at": "2201-01-01T00:00+00:00"}, "its date is invalid: 2201-01-01T00:00"),
+    ],
+)
+def test_an_entry_has_a_date_and_figures_inside_their_intervals(
+    tmp_path: Path, facts: dict[str, Any], words: str
+) -> None:
+    name = write_entry(tmp_path, timing_entry(), nothing)
+    edited(**facts)(tmp_path / name / ENTRY.file)
+
+    found, damaged = read_entries(tmp_path)
+
+    assert (list(found), list(damaged)) == (([], [name]) if words else ([name], []))
+    assert words in damaged.get(name, "")
+
+
+def test_of_entries_a_damaged_one_is_warned_of_once(tmp_path: Path) -> None:
+    names = [write_entry(tmp_path, timing_entry(hours), nothing) for hours in range(2)]
+    edited(ratio=1.0, ratio_ci=(2.0, 3.0))(tmp_path / names[0] / ENTRY.file)
+    journal = perfnb.journal(tmp_path)
+    with pytest.warns(UserWarning, match=f"Entry {names[0]} in .* is damaged and ignored: its ratio lies") as warned:
+        assert journal.history.index.tolist() == journal.history.index.tolist() == names[1:]
+    assert len(warned) == 1
 
 
 def test_an_entry_is_found_by_name_begin_or_number() -> None:

@@ -12,7 +12,8 @@ import pytest
 import perfnb
 from perfnb.experiments.journal_index import SavedEntry, of_added
 from perfnb.experiments.journal_table import entry_table
-from perfnb.experiments.journal_trend import CHANGES, trend_changes, trend_rows
+from perfnb.experiments.journal_trend import CHANGES, _compared, trend_changes, trend_rows
+from perfnb.experiments.journal_view import trend_document
 from perfnb.recording.outcome import Outcome
 from tests.experiments.journal_entries import shown, timing_entry
 
@@ -146,3 +147,36 @@ def test_a_decision_after_a_change_comes_first() -> None:
 def test_a_trend_of_something_else_is_refused(tmp_path: Any, given: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         perfnb.journal(tmp_path).trend(**given)
+
+
+@pytest.mark.parametrize(
+    ("after", "within", "verdict"),
+    [(10.0, 0.25, "slower"), (10.0, 0.2501, None), (6.0, 0.25, "faster"), (6.0, 0.2501, None), (8.0, 0.01, None)],
+)
+def test_a_change_matters_from_the_limit_on(after: float, within: float, verdict: str | None) -> None:
+    def part(ms: float) -> pd.DataFrame:
+        return pd.DataFrame(
+            {"series": 1, "name": "train", "number": 5, "at": BEGIN, "step_ms": [ms, ms]}, index=["e5", "e6"]
+        )
+
+    found = _compared(part(8.0), part(after), "step_ms", within)
+    if verdict is None:
+        assert found is None
+    else:
+        expected = {"verdict": verdict, "before": 8.0, "after": after, "ratio": after / 8.0, "entry": "e5", "number": 5}
+        assert found is not None
+        assert {name: found[name] for name in expected} == expected
+        assert (found["ratio_ci_low"], found["ratio_ci_high"]) == (None, None)
+
+
+def test_a_trend_leads_with_the_last_change_for_the_worse() -> None:
+    rows, changes = trend([entry(place, ms) for place, ms in enumerate(noisy(30) + noisy(30, ms=12) + noisy(30, ms=9))])
+    assert changes["verdict"].tolist() == ["slower", "faster"]
+    whole = trend_document(rows, changes, "step_ms", "here")
+    assert (whole.verdict.state, whole.facts, len(whole.notes)) == ("good", ("90 entries", "1 series"), 1)
+
+    mixed = changes.assign(latest=True)
+    assert trend_document(rows, mixed, "step_ms", "here").verdict.state == "bad"
+    assert trend_document(rows, mixed.assign(latest=[False, True]), "step_ms", "here").verdict.state == "good"
+    steady = trend_document(rows, changes.head(0), "step_ms", "here")
+    assert (steady.verdict.state, steady.notes) == ("none", ())

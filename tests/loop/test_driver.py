@@ -15,6 +15,7 @@ from torch import nn
 import perfnb
 from perfnb.loop.driver import LoopProfiler
 from perfnb.profile.profile import Profile
+from perfnb.profile.registry import FOR_LOOPS, IN_LOOP
 from tests.loop.loops import Batch, Training, driven
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -315,3 +316,108 @@ def test_waits_that_nobody_reports_are_missing(tmp_path: Path) -> None:
     assert profile.steps["data_ms"].isna().all()
     assert perfnb.load(tmp_path / "saved").steps["data_ms"].isna().all()
     assert "nan" not in str(profile)
+
+
+class Trial:
+    """A lever trial that ends after so many steps, and notes what it is told."""
+
+    def __init__(self, calls: list[Any], steps: int) -> None:
+        self.calls, self.left, self.finished = calls, steps, False
+
+    def begin(self) -> None:
+        self.calls.append("begin")
+
+    def end(self, ms: float) -> None:
+        self.calls.append("end")
+        assert ms > 0
+        self.left -= 1
+        self.finished = self.left == 0
+
+    def pause(self) -> None:
+        self.calls.append("pause")
+
+    def found(self) -> tuple[list[dict[str, Any]], str]:
+        return [{"lever": "x", "left": self.left}], f"x, {self.left} left"
+
+
+def test_levers_are_tried_after_the_first_window_and_paused_in_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[Any] = []
+
+    def started(levers: list[str], profile: Profile, names: Any, loader: Any) -> Trial:
+        calls.append((levers, type(profile), dict(names()), loader))
+        return Trial(calls, 7)
+
+    found = {FOR_LOOPS: lambda wanted: [wanted], IN_LOOP: started}
+    monkeypatch.setattr("perfnb.loop.driver.resolve_name", found.__getitem__)
+    options: dict[str, Any] = {"steps": 1, "traced": 1, "memory": False, "flops": False, "try_levers": "x"}
+    profiler = LoopProfiler(at=[4, 11], namespace=lambda: {"a": 1}, loader="loader", **options)
+    steps = driven(profiler, range(30))
+    for batch in steps:
+        if batch == 15:
+            break
+    # The windows have steps 4 to 6 and 11 to 13, and the trial has those between them and after them.
+    assert calls == [
+        (["x"], Profile, {"a": 1}, "loader"),
+        *["begin", "end"] * 4, "pause", "begin", "end", "begin",
+    ]  # fmt: skip
+    recorder = profiler.recorder
+    assert recorder.tried == [{"lever": "x", "left": 3}]
+    assert recorder.recorded().windows[:, :2].tolist() == [[4, 3], [7, 4], [11, 3], [14, 1]]
+    assert capsys.readouterr().err == ""
+
+    del calls[:]
+    for batch in steps:
+        if batch == 20:
+            break
+    assert calls == ["end", "begin", "end"]
+    assert profiler.trial is None
+    assert recorder.tried == [{"lever": "x", "left": 0}]
+    assert capsys.readouterr().err == "perfnb: x, 0 left\n"
+    assert recorder.recorded().windows[-1, :2].tolist() == [14, 3]
+    steps.close()
+    profiler.close()
+    assert recorder.recorded().facts["tried"] == [{"lever": "x", "left": profiler.done - 17}]
+
+
+def test_a_loop_that_is_over_pauses_its_trial(capsys: pytest.CaptureFixture[str]) -> None:
+    calls: list[Any] = []
+    profiler = LoopProfiler(at=100)
+    for leave in (profiler.skip, profiler.close):
+        profiler.trial = Trial(calls, 3)
+        profiler.begin()
+        profiler.end()
+        leave()
+        assert calls == ["begin", "end", "pause"]
+        assert profiler.recorder.tried == [{"lever": "x", "left": 2}]
+        assert profiler.recorder._pass is None
+        calls.clear()
+    profiler.trial.finished = True  # as a failure in it does
+    profiler.close()
+    assert profiler.trial is None
+    assert capsys.readouterr().err == "perfnb: x, 2 left\n"
+
+
+def test_the_first_steps_become_one_unless_there_is_a_profile_of_them() -> None:
+    profiler = LoopProfiler(at=3, steps=1, traced=1, memory=False, flops=False)
+    assert (profiler.join_first(), profiler.done) == (1, 0)
+    for _ in range(2):
+        profiler.begin()
+        profiler.end()
+    assert (profiler.join_first(), profiler.done, profiler.next_at) == (2, 1, 3)
+    assert profiler.recorder.batches == 2
+    for _ in range(5):
+        profiler.begin()
+        profiler.end()
+    assert len(profiler.profiles) == 1
+    assert (profiler.join_first(), profiler.done) == (1, 6)
+
+
+def test_a_profile_says_whose_loop_and_steps_it_is_of() -> None:
+    options: dict[str, Any] = {"steps": 1, "traced": 1, "memory": False, "flops": False}
+    for trainer, by_batch, facts in (("", False, {}), ("lightning", True, {"trainer": "lightning", "by_batch": True})):
+        profiler = LoopProfiler(at=1, trainer=trainer, **options)
+        profiler.recorder.by_batch = by_batch
+        list(driven(profiler, range(9)))
+        assert profiler.profiles[0].meta["loop"] == {"step": 1, "batches": 1, **facts}

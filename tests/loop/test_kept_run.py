@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 
 import perfnb
 from perfnb.errors import RecordingError
+from perfnb.loop import kept_run
 from perfnb.loop.driver import LoopProfiler
 from perfnb.loop.kept_run import KeptRun, keep_run
 from perfnb.loop.profiled import ProfiledLoop
+from perfnb.loop.record import RunRecorder
 from tests.command.processes import environment
 from tests.loop.loops import Training
 from tests.loop.planted_runs import recorder_of, run, usual
@@ -108,8 +111,6 @@ def test_nothing_is_told_without_a_profile(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_of_several_loops_the_last_is_reported(tmp_path: Path) -> None:
-    from perfnb.loop import kept_run
-
     before = list(kept_run._to_tell)
     for name in "abc":
         list(perfnb.profiled(range(40), save=tmp_path / name))
@@ -165,8 +166,59 @@ def test_each_rank_saves_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert ranks[1].name == "train"
 
 
-@pytest.mark.parametrize(("rank", "size"), [("2", "2"), ("x", "2"), ("0", "1"), ("", ""), ("-1", "2"), ("٣", "9")])
-def test_what_a_launcher_cannot_have_said(rank: str, size: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", rank)
-    monkeypatch.setenv("WORLD_SIZE", size)
-    assert run(usual(40)).ranks is None
+def test_only_the_first_rank_of_the_process_with_the_loop_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told_of(recorder: RunRecorder, folder: str) -> tuple[str, bool]:
+        driver = LoopProfiler(save=tmp_path / folder)
+        driver.recorder = recorder
+        kept = KeptRun(driver, asked=False)
+        monkeypatch.setattr("os.getpid", lambda: process)
+        kept._tell()
+        monkeypatch.undo()
+        return capsys.readouterr().err, (tmp_path / folder).exists()
+
+    process = os.getpid()
+    said, saved = told_of(recorder_of(usual(60)), "alone")
+    assert (said.startswith("perfnb: "), said.endswith(f"The run: perfnb show {tmp_path / 'alone'}\n")) == (True, True)
+    assert saved
+    assert told_of(recorder_of([]), "empty") == ("", False)
+    for rank, tells in (("0", True), ("1", False)):
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", rank)
+        said, saved = told_of(recorder_of(usual(60)), f"rank {rank}")
+        assert (bool(said), saved) == (tells, True)
+    process += 1  # as in a fork
+    assert told_of(recorder_of(usual(60)), "forked") == ("", False)
+
+
+def test_a_run_is_saved_every_half_minute_and_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_run, "_to_tell", [])
+    now, saves = SimpleNamespace(s=100.0), list[float]()
+    monkeypatch.setattr(kept_run, "time", SimpleNamespace(monotonic=lambda: now.s))
+    monkeypatch.setattr(kept_run, "keep_run", lambda run, folder: saves.append(now.s))
+    driver = LoopProfiler(save=tmp_path)
+    driver.recorder = recorder_of(usual(60))
+    kept = KeptRun(driver, asked=False)
+    for now.s in (120.0, 130.0, 130.1, 160.0, 160.2, 190.0):
+        kept.begin()
+        assert (kept.begun, kept_run._to_tell) == (True, [kept])
+        kept.end()
+        assert not kept.begun
+    assert saves == [130.1, 160.2]
+    kept.end(for_good=True)
+    assert saves == [130.1, 160.2, 190.0]
+
+    def fails(*_: Any) -> None:
+        raise OSError
+
+    monkeypatch.setattr(kept_run, "keep_run", fails)
+    kept.end(for_good=True)
+    monkeypatch.setattr(kept_run, "in_notebook", lambda: True)
+    monkeypatch.setattr(kept_run, "keep_run", lambda run, folder: saves.append(now.s))
+    kept.end()
+    assert saves[3:] == [190.0]
+    nowhere = LoopProfiler()
+    nowhere.recorder = recorder_of(usual(60))
+    KeptRun(nowhere, asked=False).end(for_good=True)
+    assert len(saves) == 4

@@ -28,6 +28,13 @@ class Driver:
     def skip(self) -> None:
         self.calls.append("skip")
 
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def join_first(self) -> int:
+        self.calls.append("join_first")
+        return 7
+
 
 @pytest.mark.parametrize(("stepped", "then"), [(True, ["end", "skip"]), (False, [])])
 def test_a_pause_ends_a_step_that_is_over_before_the_next_batch(stepped: bool, then: list[str]) -> None:
@@ -41,3 +48,61 @@ def test_a_pause_ends_a_step_that_is_over_before_the_next_batch(stepped: bool, t
     steps.pause()
 
     assert driver.calls == ["wait", "begin", *then]
+
+
+@pytest.mark.parametrize(
+    ("use", "step", "then"),
+    [
+        (False, False, ["close"]),  # the rest of the step is not counted
+        (True, False, ["close"]),
+        (True, True, ["end", "skip", "close", "wait", "begin"]),
+    ],
+)
+def test_a_step_with_a_validation_inside_is_abandoned(use: bool, step: bool, then: list[str]) -> None:
+    driver: Any = Driver()
+    steps = LoopSteps(driver, optimizers_end_steps=True)
+    steps.ask()
+    steps.get(1)
+    if use:
+        steps.use()
+    if step:
+        steps.step()
+    steps.validate()
+    steps.ask()
+    steps.get(2)
+    assert driver.calls == ["wait", "begin", *then]
+
+    driver.calls.clear()
+    steps.step()
+    steps.ask()
+    assert driver.calls == (["end", "wait"] if step else ["wait"])
+
+
+def test_batches_are_steps_until_an_optimizer_steps_and_then_all_are_one() -> None:
+    driver: Any = Driver()
+    steps = LoopSteps(driver, optimizers_end_steps=False)
+    for batch in (1, 2):
+        steps.ask()
+        steps.get(batch)
+        steps.use()
+        steps.end_if_over()
+        assert (steps.batches, driver.recorder.by_batch) == (1, True)
+    assert driver.calls == ["wait", "begin", "end"] * 2
+    steps.ask()
+    steps.get(3)
+    steps.use()
+    steps.step()
+    steps.end_if_over()
+    assert (steps.batches, driver.recorder.by_batch) == (7, False)
+    assert driver.calls[6:] == ["wait", "begin", "end", "join_first"]
+
+    driver.calls.clear()
+    for batch in (4, 5):
+        steps.ask()
+        steps.get(batch)
+        steps.use()
+    steps.step()
+    steps.end_if_over()
+    steps.end_if_over()
+    assert steps.batches == 2
+    assert driver.calls == ["wait", "begin"] * 2 + ["end"]

@@ -83,8 +83,9 @@ def test_it_stands_for_its_loader() -> None:
     assert loop.batch_size == 2
     assert loop.dataset is loader.dataset
     assert "0 steps" in repr(loop)
-    with pytest.raises(AttributeError, match="no_such"):
-        _ = loop.no_such
+    for name in ("no_such", "__array__"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(loop, name)
     with pytest.raises(TypeError, match="len"):
         len(perfnb.profiled(iter([])))
 
@@ -304,8 +305,9 @@ def test_the_last_profile_shows_itself_in_a_notebook(monkeypatch: pytest.MonkeyP
 def test_a_loop_that_is_left_shows_its_run_in_a_notebook(
     monkeypatch: pytest.MonkeyPatch, end: type[BaseException] | None
 ) -> None:
-    shown: list[object] = []
+    shown, updated = list[object](), list[dict[str, str]]()
     monkeypatch.setattr("perfnb.loop.profiled.in_notebook", lambda: True)
+    monkeypatch.setattr("IPython.display.DisplayHandle.update", lambda _, data, raw: updated.append(data))
     monkeypatch.setattr(Profile, "_ipython_display_", lambda profile: shown.append(profile.meta["loop"]["step"]))
     monkeypatch.setattr("IPython.display.DisplayHandle.display", lambda _, data, raw: shown.append(data))
     training = Training()
@@ -322,6 +324,10 @@ def test_a_loop_that_is_left_shows_its_run_in_a_notebook(
     assert isinstance(run, dict)
     assert "30 steps in" in run["text/plain"]
     assert loop.profiles.at == [3]
+    for batch in loop:
+        training(batch)
+    assert ["90 steps in" in one["text/plain"] for one in updated] == [True]
+    assert len(shown) == 2
 
 
 @pytest.mark.deep

@@ -11,10 +11,11 @@ import pytest
 import perfnb
 from perfnb.command.main import main
 from perfnb.loop.kept_run import keep_run
-from perfnb.loop.rank_runs import RankRuns
-from perfnb.loop.run import RunSummary
+from perfnb.loop.rank_runs import LOADABLE, RankRuns, load_rank_runs
+from perfnb.loop.run import RunSummary, place_of_run, profiles_beside
 from perfnb.recording.job import tell_of_ranks
 from tests.loop.planted_runs import run, usual
+from tests.recordings import ByHand
 
 pytestmark = pytest.mark.usefixtures("clock")
 N = 600
@@ -71,6 +72,43 @@ def test_more_ranks_need_wider_intervals() -> None:
     few, many = (ranks(*([0.1] * count)).differences for count in (2, 8))
     widths = [float((part["high_ms"] - part["low_ms"]).xs("working", level="part").median()) for part in (few, many)]
     assert widths[1] > 1.1 * widths[0]
+
+
+def test_waits_that_one_rank_did_not_measure_are_not_compared() -> None:
+    known = ranks(0.1, 4.0)
+    assert (len(known), known.ranks, [run.rank for run in known]) == (2, [0, 1], [0, 1])
+    runs = list(known)
+    runs[1] = run(usual(N))
+    runs[1]._recorded.facts.update(rank=1, ranks=2, waits_known=False)
+    found = RankRuns([runs[0], RunSummary(runs[1]._recorded)])
+    assert found.times["data_ms"].isna().tolist() == [False, True]
+    parts = [set(one.differences.index.get_level_values("part")) for one in (known, found)]
+    assert parts == [{"waiting for data", "working", "step"}, {"working", "step"}]
+
+
+def test_runs_of_ranks_are_in_their_folder_or_in_that_of_runs(tmp_path: Path) -> None:
+    for rank in (10, 9):
+        runs = run(usual(60))
+        runs._recorded.facts.update(rank=rank, ranks=11)
+        runs.save(tmp_path / "run" / f"rank_{rank}")
+    (tmp_path / "run" / "rank_3").mkdir()
+    for place in (tmp_path, tmp_path / "run"):
+        assert load_rank_runs(place).ranks == [9, 10]
+        assert LOADABLE.recognise(place)
+    assert not LOADABLE.recognise(tmp_path / "run" / "rank_3")
+    assert not LOADABLE.recognise(tmp_path / "nowhere")
+
+
+def test_profiles_of_a_loop_are_beside_its_run(tmp_path: Path) -> None:
+    profile = perfnb.Profile(ByHand().step(0, 1000).recording())
+    for name in ("step_000030", "step_000004", "other"):
+        profile.save(tmp_path / name)
+    (tmp_path / "step_000009").mkdir()
+    assert profiles_beside(tmp_path) == []
+    run(usual(60)).save(tmp_path / "run")
+    assert profiles_beside(tmp_path) == [str(tmp_path / name) for name in ("step_000004", "step_000030")]
+    assert place_of_run(tmp_path) == place_of_run(tmp_path / "run") == tmp_path / "run"
+    assert place_of_run(tmp_path / "other") == tmp_path / "other"
 
 
 def test_saved_and_shown_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from perfnb.loop import record
 from perfnb.loop.record import RunRecorder, _DeviceClock
 from perfnb.loop.run import RunSummary
+from perfnb.loop.thinning import COLUMNS
 from tests.loop.planted_runs import recorder_of, usual
 
 
@@ -121,3 +123,118 @@ def test_memory_is_read_from_this_process_now_and_then(clock: object) -> None:
     assert 15 <= len(readings) <= 25, "every 50 ms"
     assert (readings[:, 2] > 10 * 2**20).all()
     assert (readings[:, 3] == -1).all() or torch.cuda.is_available()
+
+
+def device(kind: str = "cuda", *indices: int) -> Any:
+    """Return one kind of accelerator in use, on which tensors occupy a hundred bytes more on each device."""
+    module = SimpleNamespace(memory_allocated=lambda index: 100 * (index + 1))
+    return SimpleNamespace(kind=kind, module=module, indices=indices or (3,))
+
+
+@pytest.mark.parametrize(
+    ("used", "kind", "held"),
+    [
+        ([device()], "cuda", 400),
+        ([device("xpu", 0)], "xpu", 100),
+        ([device("mps", 0)], None, 100),
+        ([device("cuda", 0, 1)], None, 300),
+        ([device(), device("xpu", 0)], None, 500),
+        ([SimpleNamespace(kind="npu", module=None, indices=(0,))], None, -1),
+        ([], None, -1),
+    ],
+)
+def test_the_only_device_has_a_clock_and_memory_is_that_of_all(
+    used: list[Any], kind: str | None, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "accelerators", lambda: used)
+    monkeypatch.setattr(record, "accelerator_in_use", lambda: bool(used))
+    clock = record._device_clock()
+    assert (None if clock is None else clock.kind) == kind
+    assert clock is None or (clock._module, clock._index) == (used[0].module, used[0].indices[0])
+    assert record._allocated_bytes() == held
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "place"),
+    [
+        ("1", "2", (1, 2)),
+        ("2", "2", (None, None)),
+        ("0", "1", (None, None)),
+        ("x", "2", (None, None)),
+        ("12345678", "99999999", (12345678, 99999999)),
+        ("1", "999999999", (None, None)),
+        ("-1", "2", (None, None)),
+        ("\u0663", "9", (None, None)),
+        ("", "", (None, None)),
+    ],
+)
+def test_a_rank_is_what_torch_or_the_launcher_says(
+    rank: str, size: str, place: tuple[int | None, int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", size)
+    monkeypatch.setattr(record, "place_in_job", lambda: None)
+    assert record._place() == dict(zip(("rank", "ranks"), place, strict=True))
+    monkeypatch.setattr(record, "place_in_job", lambda: {"rank": 4, "world_size": 8, "backend": "gloo"})
+    recorder = RunRecorder()
+    monkeypatch.setattr(record, "place_in_job", lambda: None)  # its group has ended
+    facts = recorder.recorded().facts
+    assert (facts["rank"], facts["ranks"]) == ((4, 8) if None in place else place)
+
+
+def test_a_pause_counts_as_part_of_the_last_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    now: Any = SimpleNamespace(perf_counter_ns=lambda: now.ns, ns=0)
+    recorder = recorder_of([10.0] * 6, windows=[(2, 4)], window_ms=3.0)
+    recorder._device = clock = _DeviceClock("cuda", Module(), 0)
+    monkeypatch.setattr(record, "time", now)
+    end = recorder._end_ns
+    now.ns = end + 5_000_000
+    recorder.paused()
+    assert clock._cut == 6
+    recorder.step(10_000_000, 0, now.ns + 1_000_000)
+    found = recorder.recorded()
+    assert found.windows[:, [0, 1, 5]].tolist() == [[2, 2, 3_000_000 + 5_000_000]]
+    assert found.rows[-1, COLUMNS.index("sum_other_ns")] == 1_000_000
+    assert found.facts["duration_ns"] == 60_000_000 + 3_000_000 + 5_000_000 + 1_000_000 + 10_000_000
+
+    without = recorder_of([10.0] * 2)
+    now.ns = without._end_ns + 5_000_000
+    without.paused()
+    without.step(10_000_000, 0, now.ns + 2_000_000)
+    assert without.recorded().rows[-1, COLUMNS.index("sum_other_ns")] == 2_000_000
+
+
+def test_steps_after_a_trial_are_those_that_are_left() -> None:
+    recorder = recorder_of([10.0] * 3)
+    assert "tried" not in recorder.recorded().facts
+    recorder.note_tried([{"lever": "a"}, {"lever": "b"}], over=False)
+    assert recorder.recorded().facts["tried"] == [{"lever": "a"}, {"lever": "b"}]
+    recorder.note_tried([{"lever": "a"}, {"lever": "b"}], over=True)
+    assert recorder.recorded().facts["tried"] == [{"lever": "a"}, {"lever": "b"}]
+    for step in range(2):
+        recorder.step(10_000_000, 0, 2 * 10**12 + step)
+    assert recorder.recorded().facts["tried"] == [{"lever": "a", "left": 2}, {"lever": "b", "left": 2}]
+
+
+@pytest.mark.parametrize(("count", "joins"), [(1, False), (2, True), (512, True), (513, False)])
+def test_the_batches_so_far_become_one_step_unless_they_are_too_many(count: int, joins: bool) -> None:
+    recorder = recorder_of([10.0] * count, [1.0] * count, [2.0] * count)
+    recorder.recorded()
+    assert recorder.join_first() is joins
+    recorder.leave()
+    found = recorder.recorded()
+    assert found.facts["steps"] == (1 if joins else count)
+    if joins:
+        wall, data = (int(found.rows[0, COLUMNS.index(name)]) for name in ("sum_wall_ns", "sum_data_ns"))
+        assert (wall, data) == (count * 10_000_000 + (count - 1) * 2_000_000, count * 1_000_000)
+        assert set(found.readings[:, 1]) == {0}
+
+
+def test_batches_of_an_open_window_are_not_joined_and_those_of_a_closed_one_become_a_window() -> None:
+    recorder = recorder_of([10.0] * 4, [1.0] * 4, windows=[(1, 9)])
+    assert not recorder.join_first()
+    recorder.leave(recorder._end_ns + 7_000_000)
+    assert recorder.join_first()
+    found = recorder.recorded()
+    assert found.windows.tolist() == [[0, 1, 0, 47_000_000, 4_000_000, 0, 0, -1]]
+    assert len(found.rows) == 0

@@ -9,8 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perfnb.loop.run_rules import run_findings
+from perfnb.loop.run_comparison import _of_slope
+from perfnb.loop.run_rules import _share, run_findings
 from perfnb.loop.run_summary import RunMemory
+from perfnb.loop.run_view import _change_verdict
 from perfnb.loop.windows import Windows
 from perfnb.stats.blocks import Changes
 from perfnb.stats.intervals import Centre
@@ -69,8 +71,9 @@ def test_what_is_said_of_waits() -> None:
     plain = only(wait=wait)
     assert plain["evidence"] == "Steps wait 9.00 ms for their batch on average, or 90.0 % [80.0, 100.0] of their time."
     assert (plain["bound_ms"], plain["confidence"]) == (9.0, "high")
-    unsure = [only(wait=Centre(0.06, low, 0.12))["confidence"] for low in (0.0, 0.001)]
-    assert unsure == ["low", "high"]
+    unsure, sure = (only(wait=Centre(0.06, low, 0.12)) for low in (0.0, 0.001))
+    assert [one["confidence"] for one in (unsure, sure)] == ["low", "high"]
+    assert ["few steps waited" in one["why"] for one in (unsure, sure)] == [True, False]
     gpu = only(wait=wait, has_device=True, batches=1200)
     assert "for their 1,200 batches on average" in gpu["evidence"]
     assert gpu["evidence"].endswith(" The GPU may have been working during the wait.")
@@ -224,3 +227,73 @@ def test_windows_that_are_none_are_refused() -> None:
     for at, every in ((-1, None), ("3", None), (3, 0)):
         with pytest.raises(ValueError, match=r"^(at|every) must be a whole number"):
             Windows(at, every)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        (Centre(0.25, -np.inf, np.inf), "25 %"),
+        (Centre(0.25, 0.2, 0.304), "25.0 % [20.0, 30.4]"),
+        (Centre(0.9, 0.8, 1.02), "90.0 % [80.0, 100.0]"),
+    ],
+)
+def test_a_share_is_said_with_its_interval_if_it_has_one(share: Centre, said: str) -> None:
+    assert _share(share) == said
+
+
+@pytest.mark.parametrize(
+    ("slope", "centre"),
+    [
+        (None, (np.nan, -np.inf, np.inf)),
+        (Slope(5.0, None, None, 3), (5.0, -np.inf, np.inf)),
+        (Slope(5.0, 4.0, 7.0, 30), (5.0, 4.0, 7.0)),
+    ],
+)
+def test_growth_of_memory_without_an_interval_may_be_anything(slope: Slope | None, centre: tuple[float, ...]) -> None:
+    assert tuple(_of_slope(slope)) == pytest.approx(centre, nan_ok=True)
+
+
+def changed(verdict: str, ratio: float | None, ratio_ci: tuple[float, float] | None = None, **parts: Any) -> Any:
+    """Return changes between two runs: of step times in ms with interval, and of the growth of memory in bytes."""
+    names = ["waiting for data", "working", "between steps"]
+    rows = [parts.get(name.split()[0], (0.0, -1.0, 1.0)) for name in names]
+    step = pd.DataFrame(rows, index=names, columns=["change_ms", "low_ms", "high_ms"], dtype="Float64")
+    columns = ["change_bytes", "low_bytes", "high_bytes"]
+    memory = pd.DataFrame([parts["memory"]] if "memory" in parts else [], columns=columns, dtype="Float64")
+    memory.index = pd.Index(["growth of process memory"] * len(memory))
+    return SimpleNamespace(verdict=verdict, ratio=ratio, ratio_ci=ratio_ci, equal_within=0.02, step=step, memory=memory)
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "words", "why"),
+    [
+        (changed("", None), "open", "Inconclusive: one of the runs has no steps to compare", ""),
+        (
+            changed("faster", 0.8, (0.7, 0.9)),
+            "good",
+            "The candidate's steps are faster: 20 % less time, 0.800 × [0.700, 0.900]",
+            "",
+        ),
+        (
+            changed("slower", 1.25, (1.2, 1.3), waiting=(2.0, 1.0, 3.0), working=(-4.0, -5.0, -3.0)),
+            "bad",
+            "The candidate's steps are slower: 25 % more time, 1.25 ×",
+            "On average per step: working −4.00 ms [−5.00, −3.00], waiting for data +2.00 ms [1.00, 3.00].",
+        ),
+        (changed("same", 1.0, (0.99, 1.01)), "none", "The steps take the same time within 2.0 %: 1.00 ×", ""),
+        (changed("inconclusive", 1.0, (0.9, 1.1)), "open", "Inconclusive: neither a difference nor equality", ""),
+        (changed("inconclusive", 1.5), "open", "Inconclusive: ", "There are too few steps for an interval: each run"),
+        (changed("same", 1.0, (1, 1), memory=(2.0, 0.0, 4.0)), "none", "The steps take the same time", ""),
+        (
+            changed("same", 1.0, (1, 1), memory=(2.0 * MIB, 1.0 * MIB, 3.0 * MIB)),
+            "none",
+            "The steps take the same time",
+            "Memory (process memory) grows faster, by ",
+        ),
+    ],
+)
+def test_the_verdict_on_two_runs_gives_reasons_that_are_clear(changes: Any, state: str, words: str, why: str) -> None:
+    verdict = _change_verdict(changes)
+    assert (verdict.state, verdict.sentence[: len(words)]) == (state, words)
+    assert verdict.why.startswith(why)
+    assert bool(verdict.why) == bool(why)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from perfnb.loop.script_steps import ScriptSteps, script_variables
+from perfnb.loop.script_steps import ScriptSteps, _AfterImport, script_variables
 from tests.command.processes import environment
 
 
@@ -181,3 +183,26 @@ def test_variables_are_those_of_the_running_functions() -> None:
     assert found["model"] is hidden
     assert found["inner"] is inner  # of this function
     assert found["Told"] is Told  # of this module
+
+
+def test_a_module_that_is_imported_later_is_reported_when_it_has_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("later_one", "later_two"):
+        (tmp_path / f"{name}.py").write_text("value = 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    seen: list[tuple[str, int]] = []
+
+    def note(module: Any) -> None:
+        seen.append((module.__name__, module.value))
+
+    finder = _AfterImport(dict.fromkeys(("later_one", "no_such_module"), note))
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    for name in ("later_two", "later_one", "later_one"):
+        importlib.import_module(name)
+        monkeypatch.delitem(sys.modules, name)
+    assert seen == [("later_one", 3)] * 2
+    assert finder.find_spec("later_two") is None
+    assert finder.find_spec("no_such_module") is None
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        importlib.import_module("no_such_module")

@@ -12,10 +12,11 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 import perfnb
-from perfnb.errors import TraceError
+from perfnb.errors import RecordingError, TraceError
 from perfnb.stacks import tables
 from perfnb.stacks.cprofile import recognised
 from perfnb.stacks.formats import format_of, formats, read_record
@@ -290,6 +291,16 @@ HOSTILE = {
     "deep": (b"{" + _Code.key + b"\x29\x01" * 5000, "more deeply"),
     "list as key": (b"{\x29\x03\x29\x01\x29\x00NN", "not a function"),
     "set": (b"{" + _Code.key + b"<\x01\0\0\0N", "type"),
+    "figures of another form": (marshal.dumps({("f", 1, "g"): (1, 1, 1.0, {})}), "not in cProfile's format"),
+    "no callers": (marshal.dumps({("f", 1, "g"): (1, 1, 1.0, 1.0, 1.0)}), "not in cProfile's format"),
+    "key of two": (b"{" + _Code.key + _Code.value + b"\x29\x02" + _Code.key[2:10] + _Code.value + b"0", "a key is not"),
+    "line that is a flag": (marshal.dumps({("f", True, "g"): (1, 1, 1.0, 1.0, {})}), "a value of type 'T'"),
+    "line that is a fraction": (marshal.dumps({("f", 1.0, "g"): (1, 1, 1.0, 1.0, {})}), "a key is not a function"),
+    "negative calls": (marshal.dumps({("f", 1, "g"): (-(2**40), 1, 1.0, 1.0, {})}), "number of calls"),
+    "fewer calls than primitive ones": (marshal.dumps({("f", 1, "g"): (2, 1, 1.0, 1.0, {})}), "number of calls"),
+    "too many calls": (marshal.dumps({("f", 1, "g"): (1, 2**62, 1.0, 1.0, {})}), "number of calls"),
+    "endless time": (marshal.dumps({("f", 1, "g"): (1, 1, 1.0, float("inf"), {})}), "a time is out of range"),
+    "negative time": (marshal.dumps({("f", 1, "g"): (1, 1, -1e12, 1.0, {})}), "a time is out of range"),
     "something behind": (b"{" + _Code.key + _Code.value + b"0N", "follows"),
     "cut": (b"{" + _Code.key + _Code.value, "too early"),
 }
@@ -328,6 +339,19 @@ def test_names_may_be_referred_to_again(tmp_path: Path) -> None:
     assert list(profile.functions["line"]) == [1, 2]
 
 
+def test_large_numbers_and_names_as_python_2_wrote_them(tmp_path: Path) -> None:
+    counts = {("f", 2**31, "g"): (2**31 - 1, 2**62 - 1, 1, 2.0, {}), ("f", 2**31 - 1, "h"): (0, 2**40, 0, 0.5, {})}
+    table = perfnb.load(written(tmp_path, marshal.dumps(counts))).functions.set_index("function")
+    assert table["calls"].to_dict() == {"g": 2**62 - 1, "h": 2**40}
+    assert table["line"].isna().to_dict() == {"g": True, "h": False}
+    assert table["total_ms"].to_dict() == {"g": 2000.0, "h": 500.0}
+
+    names = b"\x29\x03t\x01\0\0\0fi\x01\0\0\0t\x01\0\0\0g" + _Code.value
+    again = b"\x29\x03R\0\0\0\0i\x02\0\0\0R\x01\0\0\0" + _Code.value
+    of_old = perfnb.load(written(tmp_path, b"{" + names + again + b"0")).functions
+    assert of_old[["function", "file", "line"]].to_numpy().tolist() == [["g", "f", 1], ["g", "f", 2]]
+
+
 def test_text_of_perf_script(tmp_path: Path) -> None:
     profile = perfnb.load(written(tmp_path, PERF))
     assert profile.samples == 2
@@ -337,9 +361,69 @@ def test_text_of_perf_script(tmp_path: Path) -> None:
     }
 
 
-def test_a_stack_deeper_than_any_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="5,001 calls"):
-        perfnb.load(written(tmp_path, "a;b 1\n" + ";".join("a" * 5001) + " 1\n"))
+def evented(*events: tuple[str, int, float], **changes: Any) -> dict[str, Any]:
+    listed = [dict(zip(("type", "frame", "at"), event, strict=True)) for event in events]
+    return SPEEDSCOPE["profiles"][0] | changes | {"events": listed}
+
+
+@pytest.mark.parametrize("kind", ["collapsed", "speedscope", "perf"])
+def test_a_stack_deeper_than_any_is_refused(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("speedscope", "perf_script", "tree"):
+        monkeypatch.setattr(f"perfnb.stacks.{module}.DEEPEST", 50)
+
+    def stack(depth: int) -> Path:
+        calls = [("O", 0, 0.0)] * depth + [("C", 0, 1.0)] * depth
+        header, frame, _ = PERF.splitlines(keepends=True)[1:4]
+        return written(
+            tmp_path,
+            {
+                "collapsed": "a;b 1\n" + ";".join("a" * depth) + " 1\n",
+                "speedscope": json.dumps(SPEEDSCOPE | {"profiles": [evented(*calls)]}),
+                "perf": PERF + header + depth * frame + "\n",
+            }[kind],
+        )
+
+    deepest = 50 - (kind == "perf")  # below its command
+    assert perfnb.load(stack(deepest)) is not None
+    with pytest.raises(TraceError, match=r"5\d calls"):
+        perfnb.load(stack(51))
+
+
+def test_evented_profiles_of_several_threads_stand_below_their_names(tmp_path: Path) -> None:
+    first = evented(("O", 0, 1), ("O", 1, 2), ("C", 1, 4), ("C", 0, 9), startValue=1)
+    second = evented(("O", 1, 5), ("C", 1, 6), ("O", 0, 6), ("C", 0, 7.5), name="", startValue=5)
+    profile = perfnb.load(written(tmp_path, json.dumps(SPEEDSCOPE | {"profiles": [first, second]})))
+    assert stacks_of(profile) == {"t;main": 6.0, "t;main;step": 2.0, "(no name);step": 1.0, "(no name);main": 1.5}
+
+
+def test_speedscope_files_without_profiles_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="it contains no profiles"):
+        perfnb.load(written(tmp_path, json.dumps(SPEEDSCOPE | {"profiles": []})))
+
+
+def test_a_line_that_differs_between_the_calls_of_a_function_is_unknown(tmp_path: Path) -> None:
+    text = "main (a.py:1);f (a.py:3) 1\nmain (a.py:1);f (a.py:4) 2\nmain (a.py:1);f (b.py:5) 4\n"
+    table = perfnb.load(written(tmp_path, text)).functions
+    rows = {(row.function, row.file): (row.line, row.self_samples) for row in table.itertuples()}
+    assert rows["main", "a.py"] == (1, 0)
+    assert rows["f", "b.py"] == (5, 4)
+    assert (table["line"].isna().sum(), rows["f", "a.py"][1]) == (1, 3)
+
+
+def test_a_saved_tree_that_refers_to_a_missing_row_is_damaged(tmp_path: Path) -> None:
+    folder = perfnb.load(written(tmp_path, COLLAPSED)).save(tmp_path / "saved")
+    good = pd.read_parquet(folder / "tree.parquet")
+    functions = len(pd.read_parquet(folder / "functions.parquet"))
+    for column, value in (("parent", 2), ("function", -1), ("function", functions)):
+        changed = good.copy()
+        changed.loc[2, column] = value
+        changed.to_parquet(folder / "tree.parquet")
+        with pytest.raises(RecordingError, match="it refers to a missing row"):
+            perfnb.load(folder)
+    changed = good.copy()
+    changed.loc[2, ["parent", "function"]] = [1, functions - 1]
+    changed.to_parquet(folder / "tree.parquet")
+    assert perfnb.load(folder) is not None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfnb.stats.comparisons import compare_all, holm, ratio_table
+from perfnb.stats.comparisons import compare_all, compare_pairs, compare_with_first, holm, ratio_table
 from tests.system.machines import LOADS, steps
 
 
@@ -93,3 +93,15 @@ def test_every_name_must_have_run_in_every_round() -> None:
     with pytest.raises(ValueError, match="each round"):
         compare_all({"a": [1.0] * 10, "b": [1.0] * 9})
     assert compare_all({"a": [1.0] * 10}) == {}
+
+
+def test_rows_are_compared_with_the_first_of_their_group_and_all_groups_together() -> None:
+    rng = np.random.default_rng(2)
+    a, b, c, d = (ms * rng.lognormal(0, 0.02, 20) for ms in (10.0, 10.2, 10.1, 9.0))
+
+    assert compare_with_first(np.array([a, b])) == list(compare_all({"a": a, "b": b}).values())
+    found = compare_with_first(np.array([a, b, c]), np.array([d, a]), np.array([b]))
+    alone = [compare_pairs(np.log(y) - np.log(x), 0.02, 1 - 0.05 / 3) for x, y in ((a, b), (a, c), (d, a))]
+    assert [(one.ratio, one.ratio_ci) for one in found] == [(one.ratio, one.ratio_ci) for one in alone]
+    assert [one.p_value for one in found] == holm([one.p_value for one in alone]).tolist()
+    assert compare_with_first(np.array([a])) == []
