@@ -196,6 +196,7 @@ def test_the_wheel_holds_the_whole_package(tmp_path: Path) -> None:
     assert packed == there
 
 
+@pytest.mark.slow
 def test_the_sdist_holds_the_whole_project(tmp_path: Path) -> None:
     with tarfile.open(built("sdist", tmp_path)) as sdist:
         packed = {member.name.partition("/")[2] for member in sdist.getmembers() if member.isfile()}

@@ -123,8 +123,8 @@ def test_the_report_holds_the_run_and_the_last_profile_with_their_places(
 ) -> None:
     driver = Driver()
     driver.kept([Profile(5), Profile(90)], folder / "kept" / "a", folder / "kept" / "b")
-    told = parts(report_of(save="kept"), driver)
-    assert told == [
+    reported = parts(report_of(save="kept"), driver)
+    assert reported == [
         "run",
         "profile of step 90",
         f"{SAVED} The profile above was saved to kept/b (and 1 earlier ones next to it).",
@@ -184,8 +184,8 @@ def test_the_first_rank_logs_its_profiles_with_their_steps_and_its_run(
     for summary, runs in (("run", [("run", None)]), (None, [])):
         driver = Driver()
         driver.kept([first, second], Path("a"), Path("b"))
-        told = parts(report_of(save="kept", log="wandb"), driver, summary)
-        assert told[-1].endswith("Logged.") == (rank == "0")
+        reported = parts(report_of(save="kept", log="wandb"), driver, summary)
+        assert reported[-1].endswith("Logged.") == (rank == "0")
         assert parts.logged == ([([(first, 5), (second, 90), *runs], ["wandb"])] if rank == "0" else [])
         parts.logged.clear()
 
@@ -203,7 +203,7 @@ def test_a_report_that_fails_is_told_and_an_empty_folder_is_removed(parts: Any, 
 
 
 @pytest.mark.parametrize(
-    ("ranks", "rank", "here", "told"),
+    ("ranks", "rank", "here", "reported"),
     [
         (None, None, 0, True),
         ("1", "3", 0, True),
@@ -214,7 +214,7 @@ def test_a_report_that_fails_is_told_and_an_empty_folder_is_removed(parts: Any, 
     ],
 )
 def test_the_report_is_told_once(
-    ranks: str | None, rank: str | None, here: int, told: bool,
+    ranks: str | None, rank: str | None, here: int, reported: bool,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     for name, value in (("WORLD_SIZE", ranks), ("RANK", rank)):
@@ -224,7 +224,7 @@ def test_the_report_is_told_once(
     report.tell()
     report._text, report._process = "All of it.", os.getpid() + here  # another process is one that the script forked
     report.tell()
-    assert capsys.readouterr() == ("", "\nAll of it.\n" if told else "")
+    assert capsys.readouterr() == ("", "\nAll of it.\n" if reported else "")
     monkeypatch.setattr(sys, "stderr", None)  # a script may have closed it
     report.tell()
 

@@ -176,6 +176,7 @@ def test_every_kind_shows_itself(tmp_path: Path) -> None:
         assert "<html" in (tmp_path / "page.html").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_ranks_are_shown_side_by_side(tmp_path: Path) -> None:
     paths = ranks(tmp_path)
 

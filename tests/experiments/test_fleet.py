@@ -64,6 +64,7 @@ KINDS = {"a/t.json": 1, "b/t.json": 1, "b/run_ranks.json": 2, "job": 2}
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", [Submits(), *(pytest.param(one, marks=SLOW) for one in (None, Maps(), "threads"))])
 def test_every_trace_becomes_a_row(traces: list[Path], tmp_path: Path, executor: Any) -> None:
     pool = ThreadPoolExecutor(2) if executor == "threads" else None

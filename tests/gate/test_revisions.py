@@ -19,7 +19,7 @@ from perfnb.gate.gating import confirmed
 from perfnb.gate.revisions import MissingTestError, Revision, StepPair, StepProcess, compare_revisions
 from tests.gate.repositories import git, nothing_is_left, repository, write_step
 
-#: The start of a script that stands in for the one that runs a test's step.
+#: The start of a fake of the script that runs a test's step.
 CHILD = """\
 import json, os, socket, sys
 order = json.loads(sys.argv[1])

@@ -173,6 +173,7 @@ def test_the_time_that_perfnb_takes_between_requests_lowers_the_rate(clock: Fake
     assert found.costs.loc["closed", "requests_per_s"] == pytest.approx(10_000, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_real_model_alone_and_at_a_rate(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 8).eval()
@@ -285,6 +286,7 @@ class Pipeline:
         return self(request)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 def test_a_model_in_training_mode_is_noticed_wherever_the_function_has_it(training: bool) -> None:
     model = torch.nn.Linear(2, 2).train(training)

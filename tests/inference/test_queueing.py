@@ -141,6 +141,7 @@ def test_several_runs_at_once_are_as_one_by_one(servers: int) -> None:
         assert np.allclose(waited[:, run], served_in_turn(arrivals[:, run], service[:, run], servers)[0])
 
 
+@pytest.mark.slow
 def test_p99_and_the_highest_rate_are_those_of_a_queue_with_exponential_times() -> None:
     loads = simulate(np.random.default_rng(8).exponential(1.0, 20_000))
 
@@ -174,6 +175,7 @@ def test_a_higher_rate_never_means_a_shorter_wait() -> None:
     assert (np.diff(np.nan_to_num(found, posinf=1e12), axis=0) >= -1e-9).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "runs", "windows"),
     [

@@ -538,9 +538,9 @@ class Profiled:
     meta: ClassVar[dict[str, Any]] = {"loop": {"step": 5}}
 
 
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("has_callback", [True, False])
 def test_profiles_are_logged_and_given_to_the_user(
-    told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    has_callback: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logged: list[Any] = []
     monkeypatch.setattr(trainer_profiler, "log_at_once", lambda *given: logged.append(given) or ["Not all of it."])
@@ -549,11 +549,11 @@ def test_profiles_are_logged_and_given_to_the_user(
     done: list[Any] = []
     profile: Any = Profiled()
     for log, runs in ((True, ["an open run"]), ("mine", ["mine"]), (False, None)):
-        TrainerProfiler(log=log, on_done=done.append if told else None)._profiled(profile)
+        TrainerProfiler(log=log, on_done=done.append if has_callback else None)._profiled(profile)
         assert logged == ([] if runs is None else [([(profile, 5)], runs)])
         assert capsys.readouterr().err == ("" if runs is None else "perfnb: Not all of it.\n")
         logged.clear()
-    assert done == [profile] * (3 if told else 0)
+    assert done == [profile] * (3 if has_callback else 0)
     TrainerProfiler(log=True)._log_result(None)
     assert logged == []
 

@@ -203,7 +203,7 @@ def differences(model: Any, other: Any, inputs: Any) -> Any:
         ),
         (lambda *given: differences(*given).abs().sum(), "Which two numbers does your function divide"),
         (lambda *given: float("nan"), "not a finite number"),
-        (lambda *given: [0.5], "must be a number"),
+        (lambda *given: [0.5], "must be one number, not a list"),
         (lambda *given: None, "no value"),
     ],
 )

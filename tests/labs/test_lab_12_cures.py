@@ -216,7 +216,7 @@ def test_what_is_measured_of_two_small_scripts() -> None:
 
     work = {"steps": 3, "passes": 3, "boxes": 3 * 2 * 5, "longest": 5, "float64": False}
     assert facts["before"] == work | {"reads": 1, "log": [[1.5, 20]] * 3}
-    # It runs on to 20 steps, in which it reads on.
+    # It continues to 20 steps and keeps reading.
     assert facts["after"] == work | {"reads": 1 + 20 * 2, "log": [[1.25, 19]] * 3}
     assert facts["apart"] == pytest.approx(0.1)
     assert exercise_of("12.5").measure(Small, script=Faster)["apart"] == pytest.approx(0.3 / 3.3)

@@ -77,7 +77,7 @@ def test_each_rank_is_started_and_tells_how_it_ended(
             **dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)),
             **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2"),
         }
-        assert (process.env["MASTER_ADDR"], process.env["MASTER_PORT"]) == ("127.0.0.1", "29")  # as it was given
+        assert (process.env["MASTER_ADDR"], process.env["MASTER_PORT"]) == ("127.0.0.1", "29")  # as given
         assert process.env[child.FOLDER] == str(tmp_path)
         assert process.env[child.STARTED_BY] == str(os.getpid())
     assert 0 < int(agent._free_port()) < 2**16

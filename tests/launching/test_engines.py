@@ -181,7 +181,7 @@ def test_why_engines_ended(job_of: Callable[..., EngineJob], tmp_path: Path) -> 
 
 
 class Group:
-    """A process group that is not there, and what a rank does in it."""
+    """A fake process group that records a rank's calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.there, self.calls = False, list[Any]()

@@ -191,12 +191,12 @@ def test_only_code_without_a_file_travels_with_its_lines(tmp_path: Path, monkeyp
 class Ran:
     """A job that has run without processes, whose ranks saved something."""
 
-    told: list[Any]
+    calls: list[Any]
     saves: Callable[[Path], None]
 
     def __init__(self, folder: Path, order: Order, ranks: int, env: Any, note: str, executor: Any = None) -> None:
         self._folder = folder
-        self.told.append((order, ranks, env, note, executor))
+        self.calls.append((order, ranks, env, note, executor))
 
     def follow(self, progress: Any, show: Callable[[str], None]) -> None:
         show("a line\n")
@@ -204,17 +204,17 @@ class Ran:
         type(self).saves(self._folder / "profiles")
 
     def end(self) -> None:
-        self.told.append("ended")
+        self.calls.append("ended")
 
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    monkeypatch.setattr(Ran, "told", [], raising=False)
+    monkeypatch.setattr(Ran, "calls", [], raising=False)
     monkeypatch.setattr(Ran, "saves", staticmethod(lambda folder: None), raising=False)
     monkeypatch.setattr(profile_ranks, "Job", Ran)
     monkeypatch.setattr(profile_ranks, "EngineJob", Ran)
     monkeypatch.setattr("perfnb.launching.rank.gpu_count", lambda: 0)
-    return Ran.told
+    return Ran.calls
 
 
 def saved(*names: str) -> Any:

@@ -87,6 +87,7 @@ def test_a_window_agrees_with_profile_step(waits: bool) -> None:
         assert owned[0][category].to_dict() == owned[1][category].to_dict()
 
 
+@pytest.mark.slow
 def test_training_is_the_same_with_and_without() -> None:
     plain, profiled = Training(), Training()
     torch.manual_seed(11)
@@ -319,7 +320,7 @@ def test_waits_that_nobody_reports_are_missing(tmp_path: Path) -> None:
 
 
 class Trial:
-    """A lever trial that ends after so many steps, and notes what it is told."""
+    """A lever trial that ends after a given number of steps and records its calls."""
 
     def __init__(self, calls: list[Any], steps: int) -> None:
         self.calls, self.left, self.finished = calls, steps, False

@@ -336,6 +336,7 @@ def test_parameters_that_only_the_loss_knows_count() -> None:
     assert other.weight.grad is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.usefixtures("two_threads")
 def test_a_model_takes_what_the_step_around_it_takes(kind: str) -> None:

@@ -10,9 +10,7 @@ TWINS = {
         "step/test_devices.py::test_a_step_that_returns_before_its_work_is_done_is_timed_to_the_end_of_the_work"
     ),
     "test_work_on_a_side_stream_counts": ("step/test_devices.py::test_work_on_a_stream_that_events_do_not_see_counts"),
-    "test_a_copy_to_the_gpu_is_a_phase": (
-        "findings/test_proposed_code.py::test_advice_on_copies_follows_their_direction_and_size"
-    ),
+    "test_a_copy_to_the_gpu_is_a_phase": "findings/test_rules.py::test_advice_on_copies",
     "test_a_profile_adds_up": "gpu/test_launches.py::test_kernels_of_a_public_trace_add_up",
     "test_step_times_agree_with_torchs_benchmark": (
         "Two clocks are compared; on a CPU, make accuracy compares them with the machine's own."
@@ -28,9 +26,7 @@ TWINS = {
     "test_an_item_in_the_loop_is_synchronisation": (
         "findings/test_gpu.py::test_idle_time_has_one_cause_and_adds_up_with_the_work_to_the_step"
     ),
-    "test_copies_that_the_gpu_waits_for_are_found": (
-        "findings/test_proposed_code.py::test_advice_on_copies_follows_their_direction_and_size"
-    ),
+    "test_copies_that_the_gpu_waits_for_are_found": "findings/test_rules.py::test_advice_on_copies",
     "test_large_products_in_float32_are_compute_bound": (
         "findings/test_proposed_code.py::test_lower_precision_is_advised_where_the_gpu_has_units_for_it"
     ),

@@ -298,7 +298,7 @@ def test_ceilings_that_a_layer_exceeds_are_measured_again(monkeypatch: pytest.Mo
 
 @pytest.fixture
 def compiling(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is told to torch's compiler, which is left alone."""
+    """Records the calls to torch's compiler instead of making them."""
     said: list[str] = []
 
     @contextmanager

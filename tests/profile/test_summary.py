@@ -164,7 +164,7 @@ def test_a_failure_is_the_verdict_and_leads_to_the_memory_if_it_is_known() -> No
 
 
 def on_gpu() -> Profile:
-    """Return the profile of a step of 1 ms, in which a kernel runs for 0.25 ms, 30 µs after its launch began."""
+    """Return the profile of a step of 1 ms with one kernel of 0.25 ms, which begins 30 µs after its launch."""
     hand = ByHand()
     model = hand.layer("net")
     hand.step(0, 1000).call(model, 100, 300).op("aten::mm", 110, 200, 1).kernel("gemm", 120, 150, 400)

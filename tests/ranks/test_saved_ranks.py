@@ -36,6 +36,7 @@ def saved_in(folder: Path, profile: Profile) -> None:
     tell_of_ranks(folder, profile.meta)
 
 
+@pytest.mark.slow
 def test_saved_profiles_are_the_ranks_that_their_traces_are(tmp_path: Path) -> None:
     paths = written(tmp_path, [rank_trace(0), rank_trace(150, clock=2_500_000.25), rank_trace(20, clock=-777)])
     saved = [perfnb.load(path).save(tmp_path / f"saved-{9 - place}") for place, path in enumerate(paths)]

@@ -316,6 +316,7 @@ def test_facts_that_perfnb_does_not_know_take_no_memory(
         perfnb.load(saved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("named", "said"),
     [

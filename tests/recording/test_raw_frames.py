@@ -41,6 +41,7 @@ def assert_as_declared(recording: Recording) -> None:
         assert frame.index.names == ([one for one, kind in RAW_FRAMES[name].items() if kind.index] or [None]), name
 
 
+@pytest.mark.slow
 def test_a_live_step_and_what_is_saved_of_it(tmp_path: Path) -> None:
     model, x = three_linears(), torch.ones(4, 8)
     p = perfnb.profile_step(training_step(model, x), warmup=1, steps=2, traced=2, stacks=True, watch=True)

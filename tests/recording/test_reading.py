@@ -260,7 +260,7 @@ def test_processes_are_killed_by_an_error_only(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Later:
-    """An executor that runs the calls in the opposite order once it holds as many as it is told to."""
+    """An executor that runs its calls in the opposite order once it holds a given number of them."""
 
     def __init__(self, most: int) -> None:
         self.most, self.waiting, self.asked = most, list[tuple[Callable[[], Any], Future[Any]]](), 0

@@ -127,6 +127,7 @@ def recording() -> Recording:
     return replace(made, meta=facts, watch=watch, steps=steps)
 
 
+@pytest.mark.slow
 def test_a_report_is_the_same_text_under_every_pandas(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
     profile = Profile(recording())
     layers = profile.layers.reset_index()[["layer", "module", "depth", "kernels"]]

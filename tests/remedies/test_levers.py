@@ -264,6 +264,7 @@ def test_every_lever_has_a_line_in_the_list() -> None:
     assert all(table["what it does"].str.len() > 10)
 
 
+@pytest.mark.slow
 def test_after_all_levers_training_goes_on_as_if_nothing_had_been_tried() -> None:
     subject, step = training()
     model, opt = subject.models["model"], subject.optimizers["opt"]

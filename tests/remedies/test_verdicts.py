@@ -97,6 +97,7 @@ def test_the_fewest_rounds_can_reach_the_corrected_level(levers: int) -> None:
     assert {found.verdict for found in compare_with_first(rows)} == {"faster"}
 
 
+@pytest.mark.slow
 def test_levers_that_do_nothing_are_seldom_called_faster() -> None:
     """Ten levers, tried in as many rounds as a small budget allows; noise with a heavy tail and drift."""
     numbers = np.random.default_rng(3)

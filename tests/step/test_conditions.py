@@ -214,11 +214,11 @@ def test_a_gpu_in_use_is_asked_why_it_is_slow(known: bool, monkeypatch: pytest.M
     assert set(facts) - set(environment.describe_environment()) == {"cuda", "cudnn_benchmark"}
 
 
-@pytest.mark.parametrize(("tracer", "profiler", "told"), [(None, None, False), (1, None, True), (None, 1, True)])
-def test_a_debugger_or_tracer_is_told(tracer: Any, profiler: Any, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("tracer", "profiler", "noted"), [(None, None, False), (1, None, True), (None, 1, True)])
+def test_a_debugger_or_tracer_is_told(tracer: Any, profiler: Any, noted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment.sys, "gettrace", lambda: tracer)
     monkeypatch.setattr(environment.sys, "getprofile", lambda: profiler)
-    assert environment.describe_environment()["debugger_or_tracer"] == told
+    assert environment.describe_environment()["debugger_or_tracer"] == noted
 
 
 def one_of(kind: Callable[..., torch.optim.Optimizer], *values: torch.Tensor, **options: Any) -> torch.optim.Optimizer:

@@ -301,19 +301,21 @@ def test_modules_of_several_steps_correspond_by_class_structure_caller_and_posit
 class Parallel(nn.parallel.DistributedDataParallel):
     """Has the settings of torch's class without a process group."""
 
-    def __init__(self, told: Any) -> None:
+    def __init__(self, logged: Any) -> None:
         nn.Module.__init__(self)
-        self.find_unused_parameters, self.static_graph, self.bucket_bytes_cap, self.told = True, False, 25.0, told
+        self.find_unused_parameters, self.static_graph, self.bucket_bytes_cap, self.logged = True, False, 25.0, logged
 
     def _get_ddp_logging_data(self) -> Any:
-        return self.told
+        return self.logged
 
 
 @pytest.mark.parametrize(
-    ("told", "unused"), [({"unused_parameter_size": 64}, 64), ({"unused_parameter_size": "?"}, 0), ({}, 0), (3, None)]
+    ("logged", "unused"), [({"unused_parameter_size": 64}, 64), ({"unused_parameter_size": "?"}, 0), ({}, 0), (3, None)]
 )
-def test_a_parallel_model_has_its_settings_and_the_size_of_what_it_does_not_use(told: Any, unused: int | None) -> None:
-    model, elsewhere, plain = Parallel(told), Parallel({}), nn.Tanh()
+def test_a_parallel_model_has_its_settings_and_the_size_of_what_it_does_not_use(
+    logged: Any, unused: int | None
+) -> None:
+    model, elsewhere, plain = Parallel(logged), Parallel({}), nn.Tanh()
     layers, places = name_layers(calls_of((model, None), (plain, None)), {"ddp": model})
     facts = {"name": "ddp", "find_unused_parameters": True, "static_graph": False, "bucket_bytes": 25}
     assert parallel_models(layers, places, [plain, model, elsewhere, model]) == [facts | {"unused_bytes": unused}]

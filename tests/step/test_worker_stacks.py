@@ -108,6 +108,7 @@ def profile(made: DataLoader[Any]) -> perfnb.Profile:
     return profile_of(made)
 
 
+@pytest.mark.slow
 def test_the_slow_line_of_the_dataset_is_named(profile: perfnb.Profile) -> None:
     require_planted(profile)
 
@@ -281,6 +282,7 @@ def test_batches_are_the_same_bit_by_bit() -> None:
     assert found[-1, 0] == torch.tensor(of_step)
 
 
+@pytest.mark.slow
 def test_workers_that_run_already_are_not_available() -> None:
     made = loader(Slow(), persistent_workers=True)
     list(made)

@@ -194,7 +194,7 @@ def test_files_that_cannot_be_read_are_counted(tmp_path: Path, monkeypatch: pyte
         if str(path).endswith("a"):
             raise OSError(5, "Input/output error")
         if str(path).endswith("b") and flags & os.O_NOATIME:
-            raise PermissionError  # only an owner may leave the time as it is
+            raise PermissionError  # only an owner may keep the time of the last access
         return opened(path, flags, *rest, **more)
 
     def unknown(*given: Any) -> int:

@@ -132,6 +132,7 @@ def test_no_reading_is_lost_at_any_length(length: int) -> None:
     np.testing.assert_allclose(kept["rate"], 2.0)
 
 
+@pytest.mark.slow
 def test_all_the_past_is_as_fine() -> None:
     history = History(1, most_bytes=0)
     filled(history, [1.0] * (60 * FEWEST_ROWS))

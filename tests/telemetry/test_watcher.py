@@ -130,7 +130,7 @@ def test_all_that_waits_is_sent_in_the_end_unless_that_takes_too_long(
     [
         (None, 7, 2.5, True, [1.0, 1.0, 0.5, 0.0]),
         (None, 7, -1.0, True, [0.0]),
-        (1, 7, 2.5, False, [1.0, 1.0]),  # it is told to stop
+        (1, 7, 2.5, False, [1.0, 1.0]),  # it has to stop
         (None, 8, 2.5, False, []),  # its parent has ended
     ],
 )

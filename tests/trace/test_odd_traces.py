@@ -179,6 +179,7 @@ def test_compressed_data_that_unpacks_to_nothing_is_an_error(tmp_path: Path, dat
         perfnb.load(path)
 
 
+@pytest.mark.slow
 def test_what_hardly_compresses_is_read(tmp_path: Path) -> None:
     texts = np.random.default_rng(3).integers(32, 127, (300, 8192), dtype=np.uint8)
     events = [event(bytes(text).decode(), place, 0.5) for place, text in enumerate(texts)]

@@ -50,7 +50,7 @@ def read_again(w: perfnb.Watch, times: int = 3) -> None:
 
 
 class _Sampler:
-    """In the place of the sampler's process: it reads when a test says so."""
+    """Replaces the sampler's process and reads when a test asks for it."""
 
     def __init__(self, interval_s: float, taker: Any, pid: int) -> None:
         self.ended, self.asked_to_end, self.taker = False, False, taker
@@ -75,7 +75,7 @@ class _Sampler:
 
 @pytest.fixture
 def by_hand(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> Iterator[Callable[..., perfnb.Watch]]:
-    """Yield a function that starts a watch whose sampler reads when a test says so."""
+    """Yield a function that starts a watch whose sampler reads when a test asks for it."""
     monkeypatch.setattr("perfnb.telemetry.watcher.SamplerProcess", _Sampler)
     started: list[perfnb.Watch] = []
 
@@ -148,7 +148,7 @@ def test_a_watch_gives_samples_marks_and_a_summary(by_hand: Callable[..., perfnb
 
 
 class _Panel:
-    """In the place of a live panel: what it was told."""
+    """Replaces a live panel and records its calls."""
 
     made: ClassVar[list[_Panel]] = []
 
