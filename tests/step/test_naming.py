@@ -312,9 +312,7 @@ class Parallel(nn.parallel.DistributedDataParallel):
 @pytest.mark.parametrize(
     ("logged", "unused"), [({"unused_parameter_size": 64}, 64), ({"unused_parameter_size": "?"}, 0), ({}, 0), (3, None)]
 )
-def test_a_parallel_model_has_its_settings_and_the_size_of_what_it_does_not_use(
-    logged: Any, unused: int | None
-) -> None:
+def test_a_parallel_model_has_its_settings_and_the_size_left_unused(logged: Any, unused: int | None) -> None:
     model, elsewhere, plain = Parallel(logged), Parallel({}), nn.Tanh()
     layers, places = name_layers(calls_of((model, None), (plain, None)), {"ddp": model})
     facts = {"name": "ddp", "find_unused_parameters": True, "static_graph": False, "bucket_bytes": 25}
