@@ -59,6 +59,7 @@ def test_what_cannot_be_profiled_is_refused(given: str, said: str) -> None:
         launched(given.split(), OPTIONS)
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_a_launched_script_leaves_the_profile_of_its_rank(tmp_path: Path) -> None:
     script = Path(__file__).parent / "scripts" / "mnist.py"

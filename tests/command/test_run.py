@@ -195,6 +195,7 @@ def test_a_loop_without_an_optimizer_is_told_what_ends_its_steps(tmp_path: Path)
     assert "--at" not in done.stderr
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_a_run_is_logged_to_the_tracker_that_the_script_uses(tmp_path: Path) -> None:
     (tmp_path / "mlflow.py").write_text(
@@ -300,6 +301,7 @@ def test_a_working_folder_that_was_gone_before_is_told(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.deep
 def test_levers_are_tried_on_the_steps_of_a_script(tmp_path: Path) -> None:
     """What is faster depends on the machine here; that each was tried, and that all samples came once, does not."""
     script = SCRIPTS / "planted.py"

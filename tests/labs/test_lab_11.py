@@ -159,6 +159,7 @@ def test_a_loop_over_numbers_is_not_compiled(returns: str, monkeypatch: pytest.M
     expect("11.3", "goes through the numbers one by one", answer, checked=models()["Checked"])
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_a_check_can_be_repeated() -> None:
     """More often than torch compiles one function; and code that is not to be compiled has no graph."""
@@ -248,6 +249,7 @@ def test_torch_compiles_as_often_as_the_check_wants(
     assert counts["compiled"].sum() == lab_11.versions(lengths, dynamic)
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_tuesday_is_what_the_lab_tells(notebook: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     """Eight jumps of two graphs each, and the last four villages uncompiled; on Wednesday two jumps of one graph."""

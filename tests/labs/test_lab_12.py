@@ -185,6 +185,7 @@ def test_a_waste_that_is_not_found_needs_any_bound() -> None:
     )
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_bounds_are_those_of_the_recorded_profile(tmp_path: Path) -> None:
     journal, profile = a_journal(tmp_path / "journal"), a_profile()

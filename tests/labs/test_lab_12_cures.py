@@ -306,6 +306,7 @@ def test_the_archive() -> None:
     assert max(means) > 1.05 * min(means)
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_no_rule_names_the_padding() -> None:
     """Whether or not everything else is cured. (What is named is in the notebook's accuracy test.)"""

@@ -116,7 +116,7 @@ def test_a_training_step_leaks_nothing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("vary", [False, True])
+@pytest.mark.parametrize("vary", [pytest.param(False, marks=pytest.mark.deep), True])
 def test_a_tensor_of_1_mib_kept_in_a_layer_is_a_leak_with_its_owner(vary: bool) -> None:
     kept = []
     leaks = find_leaks(training(lambda x: kept.append(torch.ones(MIB // 4)), vary))

@@ -714,6 +714,7 @@ def test_a_step_that_a_scaler_cannot_serve_from_outside_says_so(source: str, wor
     assert torch.Tensor.backward is backward
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_float32_is_checked_for_values_and_leaves_float64_as_it_was() -> None:
     torch.manual_seed(0)

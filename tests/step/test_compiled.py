@@ -1112,6 +1112,7 @@ def _text(p: perfnb.Profile) -> str:
     return " ".join(str(p).split())
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_a_profile_of_a_step_that_compiles_nothing_does_not_import_the_compiler(tmp_path: Path) -> None:
     script = tmp_path / "infer.py"
