@@ -14,7 +14,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\x1b[31m\u202e\n\u2028" + "å
 
 
 def texts(documents: Mapping[str, Callable[[], Document]]) -> str:
-    """Return each sample without a hostile name, for a golden text of its room, and what its text does not show.
+    """Return each sample without a hostile name, for a golden text of its room, with everything that is missing from its text.
 
     That is the verdict's state, and the layout and the live parts of each table.
     """
