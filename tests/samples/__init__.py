@@ -14,9 +14,9 @@ HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\x1b[31m\u202e\n\u2028" + "å
 
 
 def texts(documents: Mapping[str, Callable[[], Document]]) -> str:
-    """Return each sample without a hostile name, for a golden text of its room, with everything that is missing from its text.
+    """Return each sample without a hostile name, for a golden text of its room.
 
-    That is the verdict's state, and the layout and the live parts of each table.
+    A text does not contain the verdict's state, or the layout and the live parts of a table, so these are added.
     """
     shown = {name: made() for name, made in documents.items() if "hostile" not in name}
     return "\n\n".join(_shown(name, document) for name, document in shown.items()) + "\n"
