@@ -23,7 +23,7 @@ import perfnb.gate.gating
 from perfnb.bench.paired_times import PairedTimes, paired_times
 from perfnb.bench.timing import time_step
 from perfnb.gate.counts import counts_of
-from perfnb.gate.plugin import pytest_configure
+from perfnb.gate.plugin import Reports, pytest_configure
 from perfnb.gate.reports import benchmark_json, line, markdown, seen_words
 from perfnb.gate.revisions import MissingTestError, Revision, paired
 from tests.gate.repositories import commit, git, nothing_is_left, repository, write_step
@@ -205,6 +205,28 @@ def test_a_table_has_a_row_for_each_step() -> None:
     assert line(steps[2]) == "test_a.py::test_a: counts ops 1 | 2"
     said = "9 of 10 such runs would detect a slowdown of 5.1 %"  # 1.03 × 1.02
     assert seen_words(SimpleNamespace(smallest_detectable=0.02), 1.03) == said
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_the_steps_of_a_run_are_told_once(written: bool, tmp_path: Path) -> None:
+    files = {"--perf-json": tmp_path / "out.json", "--perf-summary": tmp_path / "out.md"}
+    config: Any = SimpleNamespace(getoption=(files if written else {}).get)
+    reports, lines = Reports(config), list[str]()
+    terminal = SimpleNamespace(section=lines.append, line=lines.append)
+    reports.pytest_terminal_summary(terminal)
+    reports.pytest_sessionfinish()
+    assert lines == []
+    assert not files["--perf-summary"].exists()
+    for when in ("setup", "call", "teardown"):  # pytest repeats the properties of a test after it
+        properties = [("other", 1), ("perf", facts_of(name=when, ms=[2.0])), ("perf", facts_of(name="next"))]
+        reports.pytest_runtest_logreport(SimpleNamespace(when=when, user_properties=properties))  # type: ignore[arg-type]
+    reports.pytest_terminal_summary(terminal)
+    reports.pytest_sessionfinish()
+    assert lines == ["perf", *(f"test_a.py::test_a {name}: counts as recorded" for name in ("call", "next"))]
+    assert [file.exists() for file in files.values()] == [written, written]
+    if written:
+        assert len(json.loads(files["--perf-json"].read_text())["benchmarks"]) == 1
+        assert files["--perf-summary"].read_text("utf-8").count("| ✅ |") == 2
 
 
 def test_json_and_markdown(runs: pytest.Pytester, counted: dict[str, int | None], clock: object) -> None:
