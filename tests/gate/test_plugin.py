@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ import perfnb.gate.gating
 from perfnb.bench.paired_times import PairedTimes, paired_times
 from perfnb.bench.timing import time_step
 from perfnb.gate.counts import counts_of
-from perfnb.gate.plugin import Reports, pytest_configure
+from perfnb.gate.plugin import Reports, _end_on_termination, pytest_configure
 from perfnb.gate.reports import benchmark_json, line, markdown, seen_words
 from perfnb.gate.revisions import MissingTestError, Revision, paired
 from tests.gate.repositories import commit, git, nothing_is_left, repository, write_step
@@ -320,6 +321,40 @@ def test_options_have_ranges_without_their_ends(option: str, outside: tuple[str,
         config.pluginmanager = SimpleNamespace(register=lambda *_: None)
         with pytest.raises(pytest.UsageError, match=option) if value in outside else nullcontext():
             pytest_configure(config)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("own", "many"), [({}, None), ({}, 2), ({"workerinput": {}}, None)])
+def test_only_one_process_reports_and_it_alone_may_write(own: dict[str, Any], many: int | None) -> None:
+    registered: list[str] = []
+    options = {"--perf-limit": 1.03, "--perf-budget": 60.0, "numprocesses": many}
+    config: Any = SimpleNamespace(getoption=lambda name, default=None: options.get(name, default), **own)
+    config.pluginmanager = SimpleNamespace(register=lambda plugin, name: registered.append(name))
+    pytest_configure(config)
+    assert registered == ([] if own else ["perfnb-reports"])
+    options["--perf-update"] = True
+    with pytest.raises(pytest.UsageError, match="--perf-update writes files") if own or many else nullcontext():
+        pytest_configure(config)
+
+
+def test_a_termination_ends_the_tests_like_an_interrupt_unless_others_handle_it() -> None:
+    cleanups: list[Any] = []
+    config: Any = SimpleNamespace(add_cleanup=cleanups.append)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        _end_on_termination(config)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(_end_on_termination, config).result()  # only the main thread can handle signals
+        assert cleanups == []
+        _end_on_termination(config)
+        with pytest.raises(pytest.exit.Exception) as ended:
+            signal.raise_signal(signal.SIGTERM)
+        assert ended.value.returncode == 143
+        cleanups.pop()()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_wrong_use_is_one_sentence(runs: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
