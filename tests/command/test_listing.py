@@ -121,7 +121,6 @@ def test_only_the_newest_traces_are_read_for_their_verdicts(tmp_path: Path) -> N
     newest_first = range(30, -1, -1)
     assert table.names == [str(files[number]) for number in newest_first]
     assert table.details == [*(f"verdict on {number}" for number in newest_first[:30]), ""]
-    assert document.verdict is not None
     assert (document.verdict.sentence, document.verdict.code) == (
         "31 traces. To see the newest:",
         f"perfnb show {files[30]}",

@@ -216,7 +216,7 @@ def test_only_a_rank_that_is_there_is_chosen() -> None:
 def test_the_profiles_of_a_whole_run_are_named_below_its_text(
     is_text: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    told: list[Any] = []
+    told: Any = []
     job = Job()
     monkeypatch.setattr("perfnb.profile.loading.load", lambda path, **_: told.append(path) or job)
     monkeypatch.setattr("perfnb.profile.loading.several_in", lambda path: [])

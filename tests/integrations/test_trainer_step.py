@@ -543,11 +543,14 @@ def looping(state: State) -> Any:
     """Return a trainer of transformers that can send events."""
     from transformers import Trainer
 
-    class Loop(Trainer):  # type: ignore[misc]
+    def fetched(batches: Iterator[Any], count: int, device: str) -> tuple[list[Any], int]:
+        return [next(batches) for _ in range(count)], count * 100
+
+    class Loop(Trainer):
         def __init__(self) -> None:
-            vars(self).update(vars(in_transformers(state)), lr_scheduler=None, _inner_training_loop=failing)
-            self.get_batch_samples = lambda batches, count, _: ([next(batches) for _ in range(count)], count * 100)
-            self.evaluate, self._save_checkpoint = state.does("evaluate"), state.does("save")
+            own = {"lr_scheduler": None, "_inner_training_loop": failing, "get_batch_samples": fetched}
+            own |= {"evaluate": state.does("evaluate"), "_save_checkpoint": state.does("save")}
+            vars(self).update(vars(in_transformers(state)) | own)
 
         def tell(self, event: Any, *given: Any, **facts: Any) -> None:
             event(*given, "control", **facts)
@@ -709,7 +712,7 @@ def test_a_step_of_lightning_is_that_of_its_loop_and_leaves_no_trace() -> None:
     loop, trainer.fit_loop._should_accumulate = trainer.fit_loop.epoch_loop, "own"
     loop.automatic_optimization, loop.batch_idx = SimpleNamespace(run=run, optim_progress=progress), 7
     loop._build_kwargs = lambda given, batch, place: (batch, place, *given)
-    step = _step(trainer, module, [[1], [1, 2], [3, 4], [5, 6, 7]])
+    step: Any = _step(trainer, module, [[1], [1, 2], [3, 4], [5, 6, 7]])
     with step.silent:
         assert step.run([1, 2]) == [10, 20]
     runs = [("sgd", 7, (1, 7), True), ("sgd", 7, (2, 7), False)]
