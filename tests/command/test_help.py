@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import functools
 import io
 import os
 import signal
@@ -16,6 +17,7 @@ from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from pkgutil import resolve_name
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,6 +96,9 @@ def test_a_program_ends_this_process_as_it_would_end_its_own(monkeypatch: pytest
     ended: list[Any] = []
     monkeypatch.setattr(os, "kill", lambda pid, signum: ended.append((pid == os.getpid(), signum)))
     monkeypatch.setattr(signal, "signal", lambda signum, handler: ended.append((signum, handler)))
+    for stream in ("stdout", "stderr"):
+        flush = functools.partial(ended.append, stream)
+        monkeypatch.setattr(sys, stream, SimpleNamespace(flush=flush))
 
     def run(options: argparse.Namespace) -> int | BaseException:
         if options.program == ["interrupt"]:
@@ -107,7 +112,7 @@ def test_a_program_ends_this_process_as_it_would_end_its_own(monkeypatch: pytest
         main(["watch", "--", "fail"])
     assert ended == []
     assert main(["watch", "interrupt"]) == 130
-    assert ended == [(signal.SIGINT, signal.SIG_DFL), (True, signal.SIGINT)]
+    assert ended == ["stdout", "stderr", (signal.SIGINT, signal.SIG_DFL), (True, signal.SIGINT)]
 
 
 @pytest.mark.parametrize(("error", "said"), [(BrokenPipeError(), None), (OSError(errno.ENOSPC, ""), "No space left")])

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import perfnb as package
+from perfnb.command.listing import Folder, without_ranks
+from perfnb.draw.document import Table
 from perfnb.loop.run import RunSummary
 from tests.command.processes import called
 from tests.loop.planted_runs import recorded, usual
@@ -78,3 +82,46 @@ def test_unrelated_traces_are_no_ranks(tmp_path: Path) -> None:
         (folder / f"{name}.json").rename(folder / f"trace_{rank}.json")
     assert isinstance(package.load(folder), package.results.Ranks)
     assert "Newest first" not in called("show", folder).stdout
+
+
+@pytest.mark.parametrize(
+    ("files", "are_ranks"),
+    [
+        (["trace_1.json", "trace_0.json"], True),
+        (["node1_rank0.json", "node1_rank1.json"], True),
+        (["trace_1.json", "trace_2.json"], False),
+        (["trace_0.json", "trace_2.json"], False),
+        (["trace_0.json", "other_1.json"], False),
+        (["before.json"], True),
+        (["before.json", ""], True),  # not of a file
+        (["host.xplane.pb", "other.xplane.pb"], True),
+        (["host.xplane.pb", "other.json"], False),
+    ],
+)
+def test_traces_are_ranks_if_their_names_count_from_0(files: list[str], are_ranks: bool, tmp_path: Path) -> None:
+    found: Any = [SimpleNamespace(meta={"trace": {"file": name, "rank_known": False}}) for name in files]
+    for name in filter(None, files):
+        (tmp_path / name).touch()
+    assert (without_ranks(found, str(tmp_path)) is found) == are_ranks
+    found[0].meta["trace"]["rank_known"] = True  # some may have been recorded by a job
+    assert (without_ranks(found, str(tmp_path)) is found) == are_ranks
+    for each in found:
+        each.meta["trace"]["rank_known"] = True
+    assert without_ranks(found, str(tmp_path)) is found
+
+
+def test_only_the_newest_traces_are_read_for_their_verdicts(tmp_path: Path) -> None:
+    files = [tmp_path / f"{number}.json" for number in range(31)]
+    for number, file in enumerate(files):
+        file.touch()
+        os.utime(file, (10**9 + number,) * 2)
+    document = Folder(str(tmp_path), files, lambda path: f"verdict on {path.stem}")._document()
+    table = document.sections[-1]
+    assert isinstance(table, Table)
+    newest_first = range(30, -1, -1)
+    assert table.names == [str(files[number]) for number in newest_first]
+    assert table.details == [*(f"verdict on {number}" for number in newest_first[:30]), ""]
+    assert (document.verdict.sentence, document.verdict.code) == (
+        "31 traces. To see the newest:",
+        f"perfnb show {files[30]}",
+    )

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import perfnb as package
+from perfnb.command import ranks as ranks_command
+from perfnb.command import show
 from perfnb.command.output import say_profiles
 from perfnb.command.show import _one_rank
 from perfnb.command.sub_command import WrongUse
@@ -208,6 +210,30 @@ def test_only_a_rank_that_is_there_is_chosen() -> None:
         _one_rank(Job(), options)
     with pytest.raises(WrongUse, match=r"^job is a Timing and does not contain ranks: omit --rank\.$"):
         _one_rank(package.Timing((1.0,)), options)
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+def test_the_profiles_of_a_whole_run_are_named_below_its_text(
+    is_text: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: Any = []
+    job = Job()
+    monkeypatch.setattr("perfnb.profile.loading.load", lambda path, **_: told.append(path) or job)
+    monkeypatch.setattr("perfnb.profile.loading.several_in", lambda path: [])
+    for module in (show, ranks_command):
+        monkeypatch.setattr(module, "say_result", lambda result, options: told.append(result) or is_text)
+        monkeypatch.setattr(module, "say_profiles", lambda folder, name: told.append((folder, name)))
+    page = {"html": None, "json": False, "open": False, "steps": None}
+    for rank, below in ((None, [("kept", "show")]), (3, [])):
+        told.clear()
+        assert show._run(argparse.Namespace(file="kept", rank=rank, **page)) == 0
+        assert told == ["kept", job if rank is None else "rank 3", *(below if is_text else [])]
+    trace = tmp_path / "trace.json"
+    trace.touch()
+    for paths, loaded in (([tmp_path], tmp_path), ([trace], [trace]), ([tmp_path, trace], [tmp_path, trace])):
+        told.clear()
+        assert ranks_command._run(argparse.Namespace(paths=paths, **page)) == 0
+        assert told == [loaded, job, *([(paths[0], "ranks")] if is_text and len(paths) == 1 else [])]
 
 
 @pytest.mark.slow

@@ -33,15 +33,20 @@ def test_later():
 
 
 class Channel(io.StringIO):
-    """A channel with requests, which keeps the answers."""
+    """A channel with requests, which keeps the answers once they have been sent."""
 
     def __init__(self, *requests: dict[str, int]) -> None:
         super().__init__("".join(json.dumps(request) + "\n" for request in requests))
         self.answers: list[Any] = []
+        self._written = ""
 
     def write(self, text: str) -> int:
-        self.answers.append(json.loads(text))
+        self._written += text
         return len(text)
+
+    def flush(self) -> None:
+        self.answers += map(json.loads, self._written.splitlines())
+        self._written = ""
 
 
 @pytest.mark.parametrize("name", ["package", "child"])

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
-from perfnb.gate.counts import counts_of, environment_of
+from perfnb.gate.counts import _figures, counts_of, environment_of, peak_bytes
+from perfnb.memory.allocations import BEFORE
+from tests.recordings import ENVIRONMENT, ByHand
 from tests.step.models import three_linears, training_step
 
 #: Floats of the tensors below.
@@ -102,6 +106,42 @@ def test_a_step_without_torch_has_counts_of_nothing() -> None:
         "ops": 0,
         "synchronisations": 0,
     }
+
+
+@pytest.mark.parametrize(
+    ("gpus", "kernels", "synchronisations"),
+    [([], None, 3), (["NVIDIA H100"], 2, 4)],  # the CPU only waits where a result is read
+)
+def test_the_work_of_a_recording_is_counted(gpus: list[str], kernels: int | None, synchronisations: int) -> None:
+    made = ByHand().step(0, 1000).op("aten::mm", 10, 20).kernel("gemm", 12, 30, 50).kernel("add", 52, 53, 60)
+    made.op("aten::nonzero", 100, 110).op("aten::item", 120, 140)
+    made.op("aten::_local_scalar_dense", 121, 139).op("aten::_local_scalar_dense", 150, 160)
+    for place, name in enumerate(("cudaStreamSynchronize", "cudaDeviceSynchronize", "hipEventSynchronize")):
+        made.event(name, 200 + place, 200.5 + place, "cuda_runtime")
+    made.event("cuCtxSynchronize", 300, 301, "cuda_driver")
+    counts = {"flops": 0, "ops": 5, "kernels": kernels, "synchronisations": synchronisations, "graph_breaks": 0}
+    meta = {"environment": {**ENVIRONMENT, "gpus": gpus}}
+    assert _figures(made.recording(**meta)) == {"peak_bytes": 0, **counts}
+    made.block(10, 500, 1, 4000).block(20, 30, 2, 600)
+    assert _figures(made.recording(**meta)) == {"peak_bytes": 4600, **counts}
+
+
+def test_the_peak_is_that_of_the_fullest_device_without_what_others_had_before() -> None:
+    def peak(*rows: Any) -> int:
+        blocks = pd.DataFrame(rows, columns=["start", "end", "bytes", "device", "category"])
+        watched: Any = SimpleNamespace(counted=blocks.astype({"device": "category", "category": "category"}))
+        return peak_bytes(watched)
+
+    cpu = [
+        (BEFORE, 30, 100, "cpu", "parameters"),
+        (BEFORE, 30, 1000, "cpu", "other"),
+        (10, 20, 50, "cpu", "other"),
+        (20, 30, 70, "cpu", "other"),  # never together with the one above
+    ]
+    assert peak(*cpu) == 170
+    assert peak(*cpu, (5, 40, 169, "cuda:0", "other")) == 170
+    assert peak(*cpu, (5, 40, 171, "cuda:0", "other")) == 171
+    assert peak(cpu[1]) == 0
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ import perfnb.gate.gating
 from perfnb.bench.paired_times import PairedTimes, paired_times
 from perfnb.bench.timing import time_step
 from perfnb.gate.counts import counts_of
-from perfnb.gate.plugin import pytest_configure
+from perfnb.gate.plugin import Reports, _end_on_termination, pytest_configure
 from perfnb.gate.reports import benchmark_json, line, markdown, seen_words
 from perfnb.gate.revisions import MissingTestError, Revision, paired
 from tests.gate.repositories import commit, git, nothing_is_left, repository, write_step
@@ -207,6 +208,28 @@ def test_a_table_has_a_row_for_each_step() -> None:
     assert seen_words(SimpleNamespace(smallest_detectable=0.02), 1.03) == said
 
 
+@pytest.mark.parametrize("written", [True, False])
+def test_the_steps_of_a_run_are_told_once(written: bool, tmp_path: Path) -> None:
+    files = {"--perf-json": tmp_path / "out.json", "--perf-summary": tmp_path / "out.md"}
+    config: Any = SimpleNamespace(getoption=(files if written else {}).get)
+    reports, lines = Reports(config), list[str]()
+    terminal = SimpleNamespace(section=lines.append, line=lines.append)
+    reports.pytest_terminal_summary(terminal)
+    reports.pytest_sessionfinish()
+    assert lines == []
+    assert not files["--perf-summary"].exists()
+    for when in ("setup", "call", "teardown"):  # pytest repeats the properties of a test after it
+        properties = [("other", 1), ("perf", facts_of(name=when, ms=[2.0])), ("perf", facts_of(name="next"))]
+        reports.pytest_runtest_logreport(SimpleNamespace(when=when, user_properties=properties))  # type: ignore[arg-type]
+    reports.pytest_terminal_summary(terminal)
+    reports.pytest_sessionfinish()
+    assert lines == ["perf", *(f"test_a.py::test_a {name}: counts as recorded" for name in ("call", "next"))]
+    assert [file.exists() for file in files.values()] == [written, written]
+    if written:
+        assert len(json.loads(files["--perf-json"].read_text())["benchmarks"]) == 1
+        assert files["--perf-summary"].read_text("utf-8").count("| ✅ |") == 2
+
+
 def test_json_and_markdown(runs: pytest.Pytester, counted: dict[str, int | None], clock: object) -> None:
     runs.makepyfile(test_sum="import time\n" + SUM.format(size=100, step="(x.sum(), time.sleep(0.002))"))
     run(runs, "--perf-update", "--perf-json=out.json", "--perf-summary=out.md").assert_outcomes(passed=1)
@@ -300,6 +323,40 @@ def test_options_have_ranges_without_their_ends(option: str, outside: tuple[str,
             pytest_configure(config)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("own", "many"), [({}, None), ({}, 2), ({"workerinput": {}}, None)])
+def test_only_one_process_reports_and_it_alone_may_write(own: dict[str, Any], many: int | None) -> None:
+    registered: list[str] = []
+    options = {"--perf-limit": 1.03, "--perf-budget": 60.0, "numprocesses": many}
+    config: Any = SimpleNamespace(getoption=lambda name, default=None: options.get(name, default), **own)
+    config.pluginmanager = SimpleNamespace(register=lambda plugin, name: registered.append(name))
+    pytest_configure(config)
+    assert registered == ([] if own else ["perfnb-reports"])
+    options["--perf-update"] = True
+    with pytest.raises(pytest.UsageError, match="--perf-update writes files") if own or many else nullcontext():
+        pytest_configure(config)
+
+
+def test_a_termination_ends_the_tests_like_an_interrupt_unless_others_handle_it() -> None:
+    cleanups: list[Any] = []
+    config: Any = SimpleNamespace(add_cleanup=cleanups.append)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        _end_on_termination(config)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(_end_on_termination, config).result()  # only the main thread can handle signals
+        assert cleanups == []
+        _end_on_termination(config)
+        with pytest.raises(pytest.exit.Exception) as ended:
+            signal.raise_signal(signal.SIGTERM)
+        assert ended.value.returncode == 143
+        cleanups.pop()()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_wrong_use_is_one_sentence(runs: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     for options, sentence in (
         (("--perf-against=HEAD",), "--perf-against: * is not in a git repository (*)."),
@@ -318,13 +375,12 @@ def test_wrong_use_is_one_sentence(runs: pytest.Pytester, monkeypatch: pytest.Mo
     )
 
 
-@pytest.mark.parametrize("option", ["--perf-against=HEAD", "--perf-update"])
-def test_nothing_is_timed_or_written_by_several_processes(runs: pytest.Pytester, option: str) -> None:
+def test_nothing_is_timed_by_several_processes(runs: pytest.Pytester) -> None:
     pytest.importorskip("xdist")
     repository(runs.path)
-    result = run(runs, "-p", "xdist", "-n", "2", option)
+    result = run(runs, "-p", "xdist", "-n", "2", "--perf-against=HEAD")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: {option.partition('=')[0]} *, which other test processes would *without -n."])
+    result.stderr.fnmatch_lines(["ERROR: --perf-against *, which other test processes would *without -n."])
 
 
 def test_loading_the_plugin_imports_nothing_that_takes_long() -> None:

@@ -23,12 +23,10 @@ import perfnb
 from perfnb.bench import restored
 from perfnb.bench.restored import random_state
 from perfnb.integrations import trainer_levers
-from perfnb.integrations.trainer_levers import tried_facts, try_on
+from perfnb.integrations.trainer_levers import try_on
 from perfnb.remedies import levers, measuring, verdicts
 from perfnb.remedies.lever import Lever
 from perfnb.remedies.state import digest
-from perfnb.remedies.try_levers import LeverTrials
-from perfnb.remedies.verdicts import LeverFigures, LeverTrial
 from tests.fake_clock import FakeClock
 from tests.integrations.trainings import (
     ROWS,
@@ -407,29 +405,6 @@ def test_a_run_continues_unharmed_whatever_fails_in_a_trial_and_when(
     assert len(stopped) < len(others)  # with the lever on, only the lever fails
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("place_in_job", lambda: {"rank": 0, "world_size": 2}, "the job has several ranks"),
-        ("_COPIES", 10**12, "copies of the training state need .* on cpu, which has .* left"),
-    ],
-)
-def test_what_cannot_be_tried_is_refused_before_it_starts(
-    name: str, value: Any, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(trainer_levers, name, value)
-    monkeypatch.setattr(trainer_levers, "run_trials", lambda *_, **__: pytest.fail("it was tried"))
-    with pytest.warns(RuntimeWarning, match=f"perfnb: no levers were tried: {said}"):
-        fitted(tmp_path, for_lightning(try_levers=True, **SHORT), steps=20)
-
-
-def test_unknown_levers_are_refused_when_the_callback_is_made() -> None:
-    with pytest.raises(ValueError, match="Did you mean threads"):
-        for_transformers(try_levers=["thread"])
-    with pytest.raises(ValueError, match="levers_budget_s"):
-        for_transformers(try_levers=True, levers_budget_s=-1)
-
-
 def test_a_lightning_step_has_the_batches_hooks_and_loggers_of_the_run(tmp_path: Path) -> None:
     from lightning.pytorch.loggers import CSVLogger
     from lightning.pytorch.profilers import SimpleProfiler
@@ -488,17 +463,6 @@ def test_a_lightning_step_has_the_batches_hooks_and_loggers_of_the_run(tmp_path:
     assert files_of(tmp_path / "plain") == files_of(tmp_path / "tried")
 
 
-def test_steps_that_are_left_are_unknown_for_an_endless_loader(tmp_path: Path) -> None:
-    class Endless(torch.utils.data.IterableDataset[Any]):
-        def __iter__(self) -> Any:
-            return iter(points(20))
-
-    profiler = for_lightning(try_levers=FREE, **SHORT, save=tmp_path / "run")
-    fitted(tmp_path, profiler, module=scheduled(), loader=DataLoader(Endless(), batch_size=ROWS))
-    loaded: Any = perfnb.load(tmp_path / "run")
-    assert [one["left"] for one in loaded.tried] == [None]
-
-
 def test_what_a_trainer_of_transformers_collects_is_put_back(tmp_path: Path) -> None:
     from transformers import Trainer
 
@@ -518,19 +482,6 @@ def test_what_a_trainer_of_transformers_collects_is_put_back(tmp_path: Path) -> 
     trainer.train()
     assert profiler.levers is not None
     assert trainer.count == len(trainer.metrics["train"]["rows"]) == 20
-
-
-def test_a_schedule_that_only_evaluations_step_stays_where_it_is(tmp_path: Path) -> None:
-    profiler = for_transformers(try_levers=FREE, **SHORT)
-    schedule = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 19}
-    trained(tmp_path, profiler, steps=20, **schedule)
-    assert profiler.levers is not None
-
-
-@pytest.mark.parametrize("wanted", [1, None, 2.5])
-def test_try_levers_takes_no_other_thing(wanted: Any) -> None:
-    with pytest.raises(TypeError, match="try_levers must be True, False or a list of levers, not"):
-        for_transformers(try_levers=wanted)
 
 
 @EACH
@@ -568,19 +519,3 @@ def test_a_trial_costs_no_more_than_was_said_in_advance(
     assert 30 < (clock.now_ns - begin) / 1e9 - 200 * 0.1 <= 60
     assert "trying levers for 60.0 s at most; the training then continues" in capsys.readouterr().err
     assert profiler.levers.table["ratio"].notna().sum() == 4
-
-
-def test_what_is_kept_together_is_one_more_row_of_the_run_and_reasons_are_kept() -> None:
-    trials = [
-        LeverTrial("threads", "faster", 0.8, (0.7, 0.9), 2.0, code=["a line"]),
-        LeverTrial("gc_freeze", "faster", 0.9, (0.8, 0.95), 1.0),
-        LeverTrial("set_to_none", "inconclusive", notes=["not confirmed on fresh pairs"]),
-        LeverTrial("attention", "not tried", why_not="it is fused already"),
-    ]
-    confirmed = LeverTrial("threads and gc_freeze", "faster", 0.75, (0.7, 0.8), 2.5)
-    found = LeverTrials(LeverFigures("step", trials=trials, kept=("threads", "gc_freeze"), confirmed=confirmed))
-    rows = {one["lever"]: one for one in tried_facts(found, 10)}
-    assert list(rows) == ["threads", "gc_freeze", "set_to_none", "threads and gc_freeze"]
-    assert [one["kept"] for one in rows.values()] == [True, True, False, True]
-    assert rows["threads and gc_freeze"]["saves_ms"] == 2.5
-    assert rows["set_to_none"]["why_not"] == "not confirmed on fresh pairs"

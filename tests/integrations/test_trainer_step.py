@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -14,11 +13,13 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 
+from perfnb.errors import PerfnbError
 from perfnb.integrations import trainer_levers, trainer_profiler
 from perfnb.integrations.patches import replaced
 from perfnb.integrations.trainer_levers import TrainerStep, _loader, _refusal, _words, tried_facts, try_on
 from perfnb.integrations.trainer_profiler import TrainerProfiler
 from perfnb.remedies.verdicts import LeverTrial
+from tests.integrations.trainings import for_lightning, for_transformers
 
 #: A linear layer of 10 × 5 weights and 5 biases in float32.
 STATE_BYTES = 4 * 55
@@ -289,6 +290,8 @@ def test_wrong_options_of_a_callback_are_named() -> None:
         TrainerProfiler(levers_budget_s=-1.0)
     with pytest.raises(ValueError, match="Did you mean threads"):
         TrainerProfiler(try_levers=["thread"])
+    with pytest.raises(ValueError, match="at must be"):
+        TrainerProfiler(at=-1)
 
 
 def test_a_profiler_without_a_run_has_no_results() -> None:
@@ -503,8 +506,8 @@ def test_a_step_of_transformers_has_the_batches_that_are_alike_and_torchs_own_ob
         assert trainer.current_gradient_accumulation_steps == 1
 
 
-def test_a_callback_of_transformers_waits_with_its_trainer_and_is_removed_if_this_fails() -> None:
-    from perfnb.integrations.transformers import ProfileCallback, _after, _Waited
+def test_a_callback_of_transformers_waits_with_its_trainer() -> None:
+    from perfnb.integrations.transformers import _after, _Waited
 
     state = State()
     callback: Any = SimpleNamespace(_ask=state.does("ask"), _steps=SimpleNamespace(get=state.does("got")))
@@ -514,22 +517,240 @@ def test_a_callback_of_transformers_waits_with_its_trainer_and_is_removed_if_thi
     assert _after(state.does("first"), state.does("then", 5))("given", more=1) == 5
     assert state.did == [("first",), ("then", "given")]
 
-    own: Any = ProfileCallback()
-    own._remove = state.does("removed")
-    state.did.clear()
-    assert own._removed_on_failure(state.does("run", 7))("given") == 7
-    assert state.did == [("run", "given")]
-    with pytest.raises(KeyboardInterrupt):
-        own._removed_on_failure(failing)()
-    assert state.did[-1] == ("removed",)
-    trainer = State()
-    assert not own._guards(trainer)
-    own._guarded = weakref.ref(trainer)
-    assert (own._guards(trainer), own._guards(state)) == (True, False)
-
 
 def failing() -> None:
     raise KeyboardInterrupt
+
+
+def callback_with(state: State, callback: Any, prepared: list[Any]) -> Any:
+    """Return a callback that tells what it asks its loop's steps for, and how they were prepared."""
+    own: Any = callback()
+    names = ("get", "step", "use", "pause", "validate")
+    steps = SimpleNamespace(
+        driver=SimpleNamespace(close=state.does("close")), **{name: state.does(name) for name in names}
+    )
+
+    def prepare(**given: Any) -> None:
+        prepared.append(given)
+        own._steps = steps
+
+    own._prepare, own._ask, own._has = prepare, state.does("ask"), state.does("has")
+    own._refuse_levers = lambda reason: state.did.append("refused")
+    return own
+
+
+def looping(state: State) -> Any:
+    """Return a trainer of transformers that can send events."""
+    from transformers import Trainer
+
+    def fetched(batches: Iterator[Any], count: int, device: str) -> tuple[list[Any], int]:
+        return [next(batches) for _ in range(count)], count * 100
+
+    class Loop(Trainer):
+        def __init__(self) -> None:
+            own = {"lr_scheduler": None, "_inner_training_loop": failing, "get_batch_samples": fetched}
+            own |= {"evaluate": state.does("evaluate"), "_save_checkpoint": state.does("save")}
+            vars(self).update(vars(in_transformers(state)) | own)
+
+        def tell(self, event: Any, *given: Any, **facts: Any) -> None:
+            event(*given, "control", **facts)
+
+    return Loop()
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_callback_of_transformers_is_part_of_its_trainer_during_a_training(early: bool) -> None:
+    state, prepared = State(), list[Any]()
+    own, trainer = callback_with(state, for_transformers, prepared), looping(state)
+    args, counts = SimpleNamespace(eval_strategy="no"), SimpleNamespace(max_steps=100, global_step=44)
+    own.on_init_end(args, counts, "control")
+    assert own._guarded is None  # no trainer has sent this
+    if early:
+        trainer.tell(own.on_init_end, args, counts)
+        loop = trainer._inner_training_loop
+        trainer.tell(own.on_init_end, args, counts)
+        assert loop is trainer._inner_training_loop is not failing  # guarded once
+    owners = [trainer, trainer.callback_handler, trainer.accelerator, trainer.optimizer]
+    before = [dict(vars(owner)) for owner in owners]
+    facts = {"model": nn.Linear(1, 1), "optimizer": trainer.optimizer, "train_dataloader": [1, 2]}
+    trainer.tell(own.on_train_begin, args, counts, **facts)
+
+    [given] = prepared
+    assert (given["name"], given["trainer"], given["loader"]) == ("Linear", "transformers", [1, 2])
+    assert given["namespace"]() == {"model": trainer.model_wrapped, "optimizer": trainer.optimizer.optimizer}
+    assert given["left"]() == 56
+    assert trainer.get_batch_samples(iter([1, 2]), 2, "cpu") == ([1, 2], 200)
+    assert state.did == [*[("ask",), ("get",)] * 2, ("get", 1), ("get", 2), ("has", [1, 2])]
+    own._seen.append([3])
+    state.did.clear()
+    assert (own._step().batches, own._step().model) == ([[3]], trainer.model_wrapped)
+    for call, *told in (
+        (trainer.evaluate, "validate", "evaluate"),
+        (trainer._save_checkpoint, "pause", "save"),
+        (lambda: own.on_epoch_end(args, counts, "control"), "pause"),
+        (lambda: own.on_step_end(args, counts, "control"), "step"),
+    ):
+        state.did.clear()
+        call()
+        assert state.did == [(name,) for name in told]
+    changed = [
+        {name for name, value in vars(owner).items() if value is not old.get(name)}
+        for owner, old in zip(owners, before, strict=True)
+    ]
+    usual = {"get_batch_samples", "evaluate", "_save_checkpoint"}
+    late = [usual | {"training_step"}, {"call_event"}, {"clip_grad_norm_"}, {"step"}]
+    assert changed == ([usual, set(), set(), set()] if early else late)
+    state.did.clear()
+    if early:
+        with pytest.raises(KeyboardInterrupt):
+            trainer._inner_training_loop()
+    else:
+        own._finish = failing
+        with pytest.raises(KeyboardInterrupt):
+            own.on_train_end(args, counts, "control")
+    assert state.did == [("close",)]
+    assert [vars(owner) for owner in owners] == before
+
+
+def test_a_callback_of_transformers_without_its_trainer_only_profiles() -> None:
+    state, prepared = State(), list[Any]()
+    own = callback_with(state, for_transformers, prepared)
+    own.on_train_begin("args", "state", "control", model=state)
+    assert prepared[0]["namespace"]() == {"model": state, "optimizer": None}
+    assert state.did == ["refused"]
+
+
+@pytest.mark.parametrize(
+    ("automatic", "optimizers", "refused"), [(True, 1, False), (False, 1, True), (True, 2, True), (True, 0, True)]
+)
+def test_a_callback_of_lightning_is_part_of_its_loop_during_a_training(
+    automatic: bool, optimizers: int, refused: bool
+) -> None:
+    state, prepared = State(), list[Any]()
+    own = callback_with(state, for_lightning, prepared)
+    trainer: Any = Fitting(max_steps=50, optimizers=["sgd"] * optimizers, train_dataloader="loader")
+    loop, module = trainer.fit_loop.epoch_loop, SimpleNamespace(automatic_optimization=automatic)
+    loop._on_before_fetch, loop._on_after_fetch = functions = state.does("before"), state.does("after")
+    own.on_train_start(trainer, module)
+
+    [given] = prepared
+    assert (given["name"], given["trainer"], given["loader"]) == ("SimpleNamespace", "lightning", "loader")
+    assert (given["optimizers_end_steps"], given["left"]()) == (automatic, 6)
+    assert given["namespace"]()["model"] is module
+    assert ("optimizer" in given["namespace"]()) == (optimizers == 1)
+    assert state.did == ["refused"] * refused
+    for call, *told in (
+        (lambda: (loop._on_before_fetch(), loop._on_after_fetch()), "before", "ask", "get", "after"),
+        (lambda: own.on_validation_start(trainer, module), "validate"),
+        (lambda: own.on_save_checkpoint(trainer, module, {}), "pause"),
+        (lambda: own.on_train_epoch_end(trainer, module), "pause"),
+        (lambda: own.on_train_batch_end(trainer, module, None, [1], 0), "use"),
+    ):
+        state.did.clear()
+        call()
+        assert state.did == [(name,) for name in told]
+    state.did.clear()
+    own.on_train_batch_start(trainer, module, ["not kept"], 0)
+    own._to_try = True
+    own.on_train_batch_start(trainer, module, ["kept"], 1)
+    for trainer.global_step in (45, 45):
+        own.on_train_batch_end(trainer, module, None, ["kept"], 1)
+    steps = [("get", ["not kept"]), ("get", ["kept"]), ("step",), ("has", [["kept"]]), ("use",), ("use",)]
+    assert (state.did, own._batches) == (steps, [])
+    own._finish = failing
+    state.did.clear()
+    with pytest.raises(KeyboardInterrupt):
+        own.on_train_end(trainer, module)
+    assert (loop._on_before_fetch, loop._on_after_fetch) == functions
+    own.on_exception(trainer, module, KeyboardInterrupt())
+    own.teardown(trainer, module, "fit")
+    assert state.did == [("close",)] * 3
+
+
+def test_a_step_of_lightning_is_that_of_its_loop_and_leaves_no_trace() -> None:
+    from perfnb.integrations.lightning import _step
+
+    state, counted = State(), {"steps": [4]}
+    loader: Any = DataLoader(range(4))  # type: ignore[arg-type]
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(torch.optim.SGD([nn.Parameter(torch.ones(1))]))
+    schedules = (("step", "schedule"), ("epoch", "not this"), ("step", "also"))
+    own = {"callbacks": ["mine"], "_loggers": ["mine"], "profiler": "mine"}
+    kind = type("Trainer", (Fitting,), {"__module__": "lightning.pytorch.trainer.trainer"})
+    trainer: Any = kind(
+        **own,
+        optimizers=["sgd"],
+        loggers=["mine"],
+        accumulate_grad_batches=2,
+        train_dataloader=loader,
+        estimated_stepping_batches=100,
+        lr_scheduler_configs=[
+            *(
+                SimpleNamespace(interval=each, scheduler=SimpleNamespace(step=state.does(name)))
+                for each, name in schedules
+            ),
+            SimpleNamespace(interval="step", scheduler=plateau),
+        ],
+        precision_plugin=SimpleNamespace(convert_input=lambda batch: f"{batch} converted"),
+        strategy=SimpleNamespace(batch_to_device=lambda batch: f"{batch} there"),
+    )
+    module: Any = SimpleNamespace(
+        log=state.does("log"),
+        log_dict=state.does("log"),
+        _on_before_batch_transfer=lambda batch, dataloader_idx: f"{batch} {dataloader_idx}",
+    )
+
+    def run(optimizer: Any, place: int, arguments: Any) -> dict[str, int]:
+        module.log("loss", 3)
+        module.log_dict({})
+        assert (trainer.callbacks, len(trainer._loggers)) == ([], 1)
+        assert "mine" not in (trainer.profiler, *trainer._loggers)
+        state.did.append((optimizer, place, arguments, trainer.fit_loop._should_accumulate()))
+        counted["steps"][0] += 1
+        return {"loss": arguments[0] * 10}
+
+    progress = SimpleNamespace(state_dict=lambda: counted, load_state_dict=state.does("load"))
+    loop, trainer.fit_loop._should_accumulate = trainer.fit_loop.epoch_loop, "own"
+    loop.automatic_optimization, loop.batch_idx = SimpleNamespace(run=run, optim_progress=progress), 7
+    loop._build_kwargs = lambda given, batch, place: (batch, place, *given)
+    step: Any = _step(trainer, module, [[1], [1, 2], [3, 4], [5, 6, 7]])
+    with step.silent:
+        assert step.run([1, 2]) == [10, 20]
+    runs = [("sgd", 7, (1, 7), True), ("sgd", 7, (2, 7), False)]
+    assert state.did == [*runs, ("schedule",), ("also",), ("load", {"steps": [4]})]
+    assert {name: vars(trainer)[name] for name in own} == own
+    assert trainer.fit_loop._should_accumulate == "own"
+    assert (step.batches, step.model, step.optimizer, step.loader) == ([[1, 2], [3, 4]], module, "sgd", loader)
+    assert (step.trainer, step.unsettable, step.left) == ("lightning", (), 56)
+    assert step.prepared("batch") == "batch converted 0 there"
+    trainer.train_dataloader = [1, 2]
+    assert _step(trainer, module, []).loader is None
+
+
+def test_a_callback_of_lightning_belongs_to_the_package_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    from perfnb.integrations import lightning
+
+    new, old = "lightning.pytorch", "pytorch_lightning"
+
+    def found(used: Any, installed: Any = (), lacks: str | None = "") -> Any:
+        def imported(name: str) -> Any:
+            if name in installed:
+                return SimpleNamespace(Callback=name)
+            raise ModuleNotFoundError(name=name.split(".")[0] if lacks == "" else lacks)
+
+        modules = {name: SimpleNamespace(Callback=name) for name in used} or {new: SimpleNamespace()}
+        monkeypatch.setattr(lightning, "sys", SimpleNamespace(modules=modules))
+        monkeypatch.setattr(lightning, "importlib", SimpleNamespace(import_module=imported))
+        return lightning._callbacks()
+
+    assert found([old, new]) == (new, old)
+    assert found([old], [new]) == (old,)
+    assert found([], [new, old]) == (new,)
+    assert found([], [old]) == (old,)
+    with pytest.raises(PerfnbError, match="needs Lightning, which is not installed"):
+        found([])
+    for lacks in ("torchmetrics", None):  # Lightning itself is there
+        with pytest.raises(ModuleNotFoundError):
+            found([], lacks=lacks)
 
 
 class Profiled:

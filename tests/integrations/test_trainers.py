@@ -441,22 +441,3 @@ def test_a_callback_can_be_sent_to_another_process() -> None:
     callback = pickle.loads(pickle.dumps(for_lightning(at=7, steps=2)))
     assert callback._steps.driver.next_at == 7
     assert callback._steps.driver.length == 9
-
-
-@EACH
-@pytest.mark.parametrize("wrong", [{"at": -1}, {"at": "x"}, {"every": 0}, {"steps": 0}, {"on_done": 3}])
-def test_wrong_arguments_are_refused_at_once(callback: Any, train: Train, wrong: dict[str, Any]) -> None:
-    with pytest.raises((TypeError, ValueError)):
-        callback(**wrong)
-
-
-@EACH
-def test_an_unknown_option_is_refused_at_once(callback: Any, train: Train) -> None:
-    with pytest.raises(TypeError, match="ProfileCallback has no option 'setps'"):
-        callback(setps=3)
-
-
-@pytest.mark.parametrize("callback", [for_lightning, for_transformers])
-def test_an_option_that_does_not_exist_is_named(callback: Any) -> None:
-    with pytest.raises(TypeError, match="ProfileCallback has no option 'bogus'"):
-        callback(bogus=1)

@@ -137,7 +137,40 @@ def test_the_answer_is_the_speed_up_and_what_it_is_lost_to() -> None:
         "input 11.0 ms, imbalance 4.00 ms, slower computing 3.00 ms."
     )
     assert told.next == "Use one process with all cores. 2 ranks only do 0.750 × its work per second."
-    assert study_of(jobs()[:3])._document().verdict.next == ""
+
+
+@pytest.mark.parametrize(
+    ("ms", "best_ms", "state", "advised"),
+    [
+        (100.0, None, "none", False),  # as fast as one rank
+        (101.0, None, "bad", False),
+        (80.0, 80.0, "none", False),
+        (80.0, 79.0, "bad", True),
+        (101.0, 102.0, "bad", False),
+    ],
+)
+def test_a_slower_job_is_bad_news(ms: float, best_ms: float | None, state: str, advised: bool) -> None:
+    best = [] if best_ms is None else [job("best", 1, best_ms, ALONE, threads=2)]
+    study = study_of([job("ranks", 1, 100.0, ALONE), job("ranks", 2, ms, OF_TWO), *best])
+    document = study._document()
+    assert (document.verdict.state, bool(document.verdict.next)) == (state, advised)
+    assert [(each.label, each.value) for each in document.figures] == [
+        ("step on 2 ranks", ms),
+        ("speed-up", pytest.approx(100 / ms)),
+        ("efficiency", pytest.approx(50 / ms)),
+    ]
+    assert document.figures[0].interval == pytest.approx((0.95 * ms, 1.05 * ms))
+
+
+def test_only_causes_of_a_loss_are_named() -> None:
+    def why(ms: float, **shares: float) -> str:
+        return (
+            study_of([job("ranks", 1, 100.0, ALONE), job("ranks", 2, ms, {**OF_TWO, **shares})])._document().verdict.why
+        )
+
+    assert why(50.0) == ""  # perfect scaling, although computing is faster and communication costs time
+    gains = "A step takes 80.0 ms, which is 30.0 ms longer than with perfect scaling: exposed communication 43.0 ms."
+    assert why(80.0, input=0.0625, compute=0.4, imbalance=0.0, communication=0.5375) == gains
 
 
 def test_a_step_is_drawn_with_what_exceeds_perfect_scaling() -> None:
