@@ -6,13 +6,14 @@ import gc
 import subprocess
 import sys
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
 from perfnb.step.arithmetic import OpCounter
@@ -221,3 +222,29 @@ def test_counting_does_not_load_torchs_compiler() -> None:
         "sys.exit('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0
+
+
+def test_an_older_torch_knows_the_counter_for_each_operator_that_takes_functions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fresh, known = SimpleNamespace(python_key_table={}), SimpleNamespace(python_key_table={OpCounter: print})
+    monkeypatch.setattr(torch._ops, "_higher_order_ops", {"fresh": fresh, "known": known})
+    monkeypatch.setattr(TorchDispatchMode, "supports_higher_order_operators", True, raising=False)
+    with OpCounter():
+        assert fresh.python_key_table == {}
+    monkeypatch.delattr(TorchDispatchMode, "supports_higher_order_operators")
+    with OpCounter() as counter:
+        pass
+    assert known.python_key_table == {OpCounter: print}
+    monkeypatch.setattr(OpCounter, "__torch_dispatch__", lambda *args: args)
+    assert fresh.python_key_table[OpCounter](counter, 1, flag=2) == (counter, fresh, (), (1,), {"flag": 2})
+
+
+def test_tensors_without_a_size_move_no_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sizeless(*_: Any) -> int:
+        raise NotImplementedError("no size")
+
+    monkeypatch.setattr("perfnb.step.arithmetic.bytes_moved", sizeless)
+    with OpCounter() as counter:
+        torch.mm(*[torch.ones(3, 3, dtype=torch.float64)] * 2)
+    assert counter.calls[-1][1:] == ("aten::mm", 54, 0, "float64", "cpu")

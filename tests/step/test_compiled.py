@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import perfnb
 from perfnb.errors import CaptureError
+from perfnb.recording.compiled_layers import CompiledCode
 from perfnb.step import compiler
 from perfnb.step.memory import storages
 from tests.step.models import three_linears, training_step
@@ -679,12 +680,23 @@ def test_a_check_for_the_compiler_does_not_import_it(monkeypatch: pytest.MonkeyP
 def test_what_torch_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {"no.such.module": ("a",), "torch": ("nn.Linear", "nn.no.such"), "tests.step.test_compiled": ("Facts.x",)}
     assert compiler.missing_names(names) == ["no.such.module.a", "torch.nn.no.such"]
-    if compiler.why_not_again() == "":
-        monkeypatch.setattr(torch, "compile", lambda model: model)
-        assert compiler.why_not_again().endswith(" has no torch.compile(isolate_recompiles=)")
-    with monkeypatch.context() as patched:
-        patched.setattr(compiler, "PRIVATE_NAMES", {"no": ("a", "b")})
-        assert compiler.why_not_again() == f"torch {torch.__version__} has no no.a"
+    monkeypatch.setattr(compiler, "PRIVATE_NAMES", {"torch": ("nn",)})
+    monkeypatch.setattr(compiler, "AGAIN_NAMES", {"torch": ("fx",)})
+    monkeypatch.setattr(torch, "compile", lambda model, isolate_recompiles: model)
+    assert compiler.why_not_again() == ""
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    assert compiler.why_not_again() == f"torch {torch.__version__} has no torch.compile(isolate_recompiles=)"
+    monkeypatch.setattr(compiler, "AGAIN_NAMES", {"no": ("a", "b")})
+    assert compiler.why_not_again() == f"torch {torch.__version__} has no no.a"
+    monkeypatch.setattr(compiler, "PRIVATE_NAMES", {"none": ("c",)})
+    assert compiler.why_not_again() == f"torch {torch.__version__} has no none.c"
+
+
+def test_before_torchs_compiler_is_imported_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch._dynamo")
+    assert compiler.compiled_modules() == []
+    assert compiler.compilations([(0, 2**63)]) == []
+    assert compiler.compiled_code(["1/0", "0/0", "1/0"]) == [CompiledCode("1/0"), CompiledCode("0/0")]
 
 
 class Facts:
