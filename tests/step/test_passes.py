@@ -536,5 +536,5 @@ def test_lines_of_others_on_standard_error_are_kept_when_the_profilers_warning_i
 
 def test_a_trace_without_steps_is_an_error_that_says_what_to_do() -> None:
     trace = kineto.decode(('{"traceEvents": [%s]}' % EVENT).encode())
-    with pytest.raises(CaptureError, match="^The trace does not contain any of the traced steps"):
+    with pytest.raises(CaptureError, match=r"^The trace does not contain any of the traced steps"):
         _steps_of_trace(trace)
