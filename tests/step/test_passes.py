@@ -22,7 +22,7 @@ from perfnb.step.budget import Plan
 from perfnb.step.capture import Capture
 from perfnb.step.data_waits import ExecutedStep
 from perfnb.step.pass_order import _named, _runs_compiled, capture_step, count_step, loop_passes, watch_steps
-from perfnb.step.session import MOST_STEPS, FirstStep, Session
+from perfnb.step.session import MOST_RECORDED_BYTES, MOST_STEPS, FirstStep, Session
 from perfnb.step.steps import Passes, StepRunner
 from perfnb.step.to_recording import _steps_of_trace, recording_of, with_later
 from perfnb.step.tracer import Costs, Tracer, quiet_kineto
@@ -463,7 +463,7 @@ def test_steps_that_run_recompiled_code_come_before_the_traced_ones_and_are_not_
     model, spent, inside = nn.Tanh(), list[float](), list[bool]()
 
     class Again:
-        models = [model]
+        models = (model,)
 
         def __enter__(self) -> Any:
             inside.append(True)
@@ -484,7 +484,7 @@ def test_steps_that_run_recompiled_code_come_before_the_traced_ones_and_are_not_
         with Session(Plan(recompile=recompile)) as session:
             session._begin -= 7.0
             yield from session.trace([5], True)
-            assert session.recompiled == [model]
+            assert [*session.recompiled] == [model]
             return session.capture
 
     assert driven(passes(True), lambda: clock.pass_exactly(1000)) == ["recompiled", "recompiled", "traced"]
@@ -511,6 +511,29 @@ def test_a_skipped_step_does_not_count_and_the_next_one_has_its_number(monkeypat
     assert running == [True, False] * 4
 
 
+@pytest.mark.parametrize(
+    ("wanted", "grown_bytes", "recorded"),
+    [(3, MOST_RECORDED_BYTES, 3), (17, MOST_RECORDED_BYTES, 15), (17, MOST_RECORDED_BYTES - 1, 17)],
+)
+def test_a_recording_of_allocations_ends_when_it_is_too_large_for_more_than_an_interval(
+    wanted: int, grown_bytes: int, recorded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[int] = []
+    readings = iter([100, *[100 + grown_bytes] * 100])
+
+    def passes() -> Passes[Capture]:
+        with Session(Plan()) as session, monkeypatch.context() as patched:
+            process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=next(readings)))
+            patched.setattr("psutil.Process", lambda: process)
+            count = yield from session.record_allocations(wanted, lambda: ends.append(len(session.capture.steps)))
+            assert count == recorded
+            assert session.capture.memory is not None
+            return session.capture
+
+    assert driven(passes(), gc.isenabled) == ["counted"] * recorded
+    assert ends == [*range(recorded)]  # at the end of each step, before it counts
+
+
 def test_lines_of_others_on_standard_error_are_kept_when_the_profilers_warning_is_not(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -535,6 +558,6 @@ def test_lines_of_others_on_standard_error_are_kept_when_the_profilers_warning_i
 
 
 def test_a_trace_without_steps_is_an_error_that_says_what_to_do() -> None:
-    trace = kineto.decode(('{"traceEvents": [%s]}' % EVENT).encode())
+    trace = kineto.decode(f'{{"traceEvents": [{EVENT}]}}'.encode())
     with pytest.raises(CaptureError, match=r"^The trace does not contain any of the traced steps"):
         _steps_of_trace(trace)
