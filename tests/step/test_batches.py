@@ -343,7 +343,7 @@ def test_batches_that_this_thread_requests_are_taken_with_their_loader() -> None
     class Nested(TensorDataset):
         def __getitem__(self, place: int) -> Any:
             next(iter(inner))  # part of the outer loader's work
-            return super().__getitem__(place)
+            return super().__getitem__(place)  # type: ignore[no-untyped-call]
 
     inner, outer = DataLoader(dataset(2)), DataLoader(Nested(torch.arange(3.0)), batch_size=2)
     before = dataloader._BaseDataLoaderIter.__next__

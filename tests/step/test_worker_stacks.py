@@ -372,8 +372,8 @@ def test_only_workers_that_started_here_and_meanwhile_are_reached(monkeypatch: p
         on_a_thread(lambda: Several(loader))
         other: Any = elsewhere[0]
         with workers.sampling():
-            assert [next(each) for each in (started, Single(loader))] == ["batch"] * 2  # type: ignore[call-overload]
-            on_a_thread(lambda: next(before))  # type: ignore[call-overload]
+            assert [next(each) for each in (started, Single(loader))] == ["batch"] * 2
+            on_a_thread(lambda: next(before))
         assert workers.unreached == 0
         with workers.sampling():
             assert {next(each) for each in (before, before, other, started)} == {"batch"}
