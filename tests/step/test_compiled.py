@@ -692,6 +692,28 @@ def test_what_torch_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiler.why_not_again() == f"torch {torch.__version__} has no none.c"
 
 
+@pytest.mark.parametrize(
+    ("name", "line", "broke_at"),
+    [
+        ("f", 5, "7"),
+        ("f", 7, "7"),
+        ("torch_dynamo_resume_in_f_at_6", 5, "7"),
+        ("torch_dynamo_resume_in_f_at_7", 5, "8"),
+        ("torch_dynamo_resume_in_f_at_8", 5, ""),  # the next break is in another function of the same name
+        ("f", 20, "20"),
+        ("f", 21, ""),
+        ("g", 5, ""),
+    ],
+)
+def test_a_region_ends_at_the_first_break_after_its_beginning(name: str, line: int, broke_at: str) -> None:
+    def facts(name: str, line: int, file: str = "a.py") -> Any:
+        return SimpleNamespace(co_filename=file, co_name=name, co_firstlineno=line)
+
+    breaks = {("a.py", "f", at): ("why", str(at)) for at in (7, 8, 20)} | {("b.py", "g", 6): ("why", "b")}
+    known = [facts("f", 5), facts("f", 20), facts("f", 6, "b.py"), facts("g", 7)]
+    assert compiler._broke(facts(name, line), known, breaks) == (("why", broke_at) if broke_at else ("", ""))
+
+
 def test_before_torchs_compiler_is_imported_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch._dynamo")
     assert compiler.compiled_modules() == []
