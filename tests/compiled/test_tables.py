@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -25,8 +26,11 @@ from tests.recording.test_compiled_layers import BACK, SHARED, backward, net, re
 from tests.recordings import ByHand
 
 
-def two_steps(broke: str = "Call to print") -> Recording:
-    """Return steps of two regions, 20 µs apart, and of their backward passes, 10 µs apart."""
+def two_steps(broke: str = "Call to print", work_us: Iterable[tuple[float, float, float]] = ()) -> Recording:
+    """Return steps of two regions, 20 µs apart, and of their backward passes, 10 µs apart.
+
+    `work_us` are the launch, the begin and the end of each kernel on a GPU.
+    """
     hand = ByHand()
     net(hand)
     for number in range(2):
@@ -36,6 +40,8 @@ def two_steps(broke: str = "Call to print") -> Recording:
         region(hand, t + 130, 10 * number + 6, "1/0")
         backward(hand, t + 250, 10 * number + 6)
         backward(hand, t + 320, 10 * number + 5)
+    for launch, begin, end in work_us:
+        hand.kernel("gemm", launch, begin, end)
     code = [
         CompiledCode("0/0", "f", "/home/model.py:3", broke=broke, broke_at="/home/model.py:9" if broke else ""),
         CompiledCode("1/0", "g", "/home/model.py:10"),
@@ -105,6 +111,35 @@ def test_a_nested_region_has_its_own_time_and_accumulation_is_no_gap() -> None:
     assert (left, inside, last) == pytest.approx((0.095, 0.003, 0.098))
 
 
+def test_kernels_whose_results_leave_the_graph_belong_to_its_tail_in_the_forward_pass() -> None:
+    recording = two_steps()
+    record = recording.compiled
+    assert record is not None
+    kernels = record.kernels
+
+    def tails_us(kernels: pd.DataFrame) -> list[list[float]]:
+        found = region_runs(recording, replace(record, kernels=kernels))
+        return [(found[name] / 1000).unique().tolist() for name in ("tail_ns", "back_tail_ns")]
+
+    assert tails_us(kernels) == tails_us(kernels.drop(columns="leaves")) == [[10], [40]]
+    assert tails_us(kernels.assign(leaves=[True, False, False, True, False])) == [[30], [40]]
+    # The last kernel of the backward pass is now a library's.
+    names = pd.Series([*kernels["kernel"][:4], "extern_kernels.mm"], dtype=kernels["kernel"].dtype)
+    assert tails_us(kernels.assign(kernel=names, leaves=True)) == [[30], [0]]
+
+
+def test_a_region_that_begins_the_trace_has_neither_a_lookup_nor_a_backward_pass() -> None:
+    hand = ByHand().step(0, 500)
+    net(hand)
+    hand.op("Torch-Compiled Region: 0/0", 10, 20).op("TorchDynamo Cache Lookup: a", 30, 40)
+    recording = with_compiled_regions(hand.recording(), [SHARED], [CompiledCode("0/0")])
+    assert recording.compiled is not None
+    (run,) = region_runs(recording, recording.compiled).to_dict("records")
+    assert (run["region"], run["has_graph"], run["own_ns"], run["lookup_ns"]) == ("0/0", False, 10_000, 0)
+    assert (run["kernel_ns"], run["rest_ns"]) == (0, 10_000)
+    assert np.isnan([run[name] for name in ("enter_ns", "gap_ns", "apart_ns", "back_kernel_ns", "back_gap_ns")]).all()
+
+
 def test_regions_have_their_times_per_step() -> None:
     table = region_table(two_steps())
     assert table.index.tolist() == ["0/0", "1/0"]
@@ -136,6 +171,33 @@ def test_kernels_have_their_times_layers_and_rates() -> None:
     first = shares[shares["kernel"] == 1]
     assert (first["layer"].tolist(), first["share"].tolist()) == (["net.block", "net.block.inner"], [0.5, 0.5])
     assert kernels["layers"].tolist()[:2] == ["net.block.inner", "net.block, net.block.inner"]
+
+
+def test_calls_that_only_launch_work_have_the_time_of_that_work() -> None:
+    inside = [(25, 400, 401), (47, 410, 413), (76.9, 420, 424), (1050, 1420, 1425)]
+    outside = [(12, 430, 431), (46.9, 440, 441), (77, 450, 451)]
+    summary = compiled_summary(two_steps(work_us=inside + outside))
+    assert summary is not None
+    assert summary.on_gpu
+    found = summary.kernels.loc[summary.kernels["kernel"] == "extern_kernels.mm", ["ms", "bytes_per_s"]]
+    assert found.to_numpy().tolist() == [[pytest.approx(0.006), pytest.approx(300 * 2 / 6e-6)]]  # 12 µs in two steps
+    others = summary.kernels.loc[summary.kernels["kernel"] != "extern_kernels.mm", "ms"]
+    assert (1000 * others.astype(float)).tolist() == pytest.approx([40, 40, 40, 20])  # C++ runs on the host
+    assert not compiled_summary(two_steps(work_us=outside)).on_gpu  # type: ignore[union-attr]
+
+
+def test_rates_are_missing_for_kernels_of_unknown_size_and_for_those_that_did_not_run() -> None:
+    recording = two_steps()
+    record = recording.compiled
+    assert record is not None
+    kernels, calls = record.kernels.assign(bytes=[400, 0, 200, 200, 300], flops=7), record.calls
+    table = compiled_kernel_table(
+        replace(recording, compiled=replace(record, kernels=kernels, calls=calls[calls["kernel"] != 4]))
+    )
+    assert table["kernel"].tolist()[::4] == ["extern_kernels.mm", "cpp_fused_add_1"]
+    assert (table["ms"].iloc[-1], table["calls"].iloc[-1]) == (0, 0)
+    assert table["bytes"].isna().tolist() == table["flops"].isna().tolist() == [True, *[False] * 4]
+    assert table["bytes_per_s"].isna().tolist() == [True, *[False] * 3, True]
 
 
 def test_a_layer_shares_the_kernels_that_others_have_a_part_of() -> None:

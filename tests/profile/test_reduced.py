@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 import perfnb
 from perfnb.errors import RecordingError
+from perfnb.findings.finding import Findings
 from perfnb.profile.profile import Profile
+from perfnb.profile.reduced import summary_of_tables
 from perfnb.recording.saved_profile import REDUCED_TABLES
 from tests.findings.test_elementwise import trained
 
@@ -48,3 +52,22 @@ def test_what_needs_the_trace_is_refused(whole: Profile, tmp_path: Path) -> None
     with pytest.raises(RecordingError, match="create the profile with keep_trace=True"):
         reduced.save_trace(tmp_path / "t.json")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_was_edited_proposes_only_what_perfnb_would(whole: Profile) -> None:
+    reduced = whole._reduced()
+    facts = reduced.meta["reduced"]
+
+    def found(**changes: Any) -> Findings | None:
+        recording = replace(reduced._recording, meta={**reduced.meta, "reduced": {**facts, **changes}})
+        return summary_of_tables(recording, lambda name: getattr(reduced, name)).findings
+
+    assert found(verdict=None) is None
+    count = len(facts["findings"])
+    for place, expected in ((None, None), (0, 0), (count - 1, count - 1), (count, None)):
+        findings = found(finding=place)
+        assert findings is not None
+        assert findings.verdict.finding == expected
+    edited = found(findings=[facts["findings"][0] | {"code": "import os", "remedy": "delete"}])
+    assert edited is not None
+    assert edited.table[["code", "remedy"]].fillna("").to_numpy().tolist() == [["", ""]]

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+import perfnb
 from perfnb.diff.comparison import ProfileComparison
 from perfnb.draw.document import Figure
 from perfnb.errors import RecordingError
@@ -226,3 +227,19 @@ def test_what_a_profile_logs_and_saves_is_its_first_outcome(tmp_path: Path) -> N
     second = Profile(SavedProfile(first.save(tmp_path / "b")))
     assert first._outcome() == second._outcome()
     assert first._outcome().step_ms == 1.0
+
+
+def test_only_a_profile_that_was_measured_here_has_this_process_as_its_origin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfnb.profile.profile.origin", lambda: {"host": "here"})
+    measured = on_gpu()
+    assert measured._outcome().host == "here"
+    saved = SavedProfile(measured.save(tmp_path / "a"))
+    assert Profile(saved)._outcome().host == "here"
+    saved.outcome = None  # as an earlier version saved it
+    assert Profile(saved)._outcome().host is None
+    trace = measured.save_trace(tmp_path / "t.json")
+    loaded = perfnb.load(trace)
+    assert isinstance(loaded, Profile)
+    assert loaded._outcome().host is None

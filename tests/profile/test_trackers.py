@@ -18,7 +18,7 @@ import perfnb
 from perfnb.errors import PerfnbError
 from perfnb.experiments.ab_test import ABTest
 from perfnb.integrations.trainer_profiler import TrainerProfiler
-from perfnb.profile.trackers import Logged, log_result, open_runs
+from perfnb.profile.trackers import Logged, log_at_once, log_result, open_runs
 from perfnb.recording.outcome import make_outcome
 from tests.experiments.ab_samples import ENVIRONMENT, SAME, experiment
 from tests.loop.planted_runs import run, usual
@@ -288,3 +288,17 @@ def test_a_real_run_of_wandb_takes_it_offline(
         assert open_run.summary["perfnb/profile/verdict"] == profile._outcome().verdict
         assert dict(open_run.summary).items() >= names(profile).items()
     assert importlib.import_module("wandb").run is None
+
+
+def test_a_result_that_cannot_be_logged_is_one_sentence_and_costs_no_other() -> None:
+    class Failing:
+        def log_to(self, run: str, step: int) -> list[str]:
+            raise KeyError(f"{run}{step}")
+
+    class Fine:
+        def log_to(self, run: str, step: int) -> list[str]:
+            return [f"{run}{step}"]
+
+    said = [*log_at_once([(Failing(), 1), (Fine(), 2)], iter("ab"))]
+    assert said == ["Nothing was logged: KeyError: 'a1'", "Nothing was logged: KeyError: 'b1'", "a2", "b2"]
+    assert len([*log_at_once([(Fine(), 1)] * 2, [])]) == 1

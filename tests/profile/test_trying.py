@@ -8,6 +8,7 @@ import gc
 import json
 import pickle
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from perfnb.profile import trying
+from perfnb.profile import kept_step, trying
 from perfnb.profile.kept_step import KeptStep, kept_call, kept_cell
 from perfnb.profile.report import report_document
 from perfnb.profile.trying import Trying
@@ -223,6 +224,35 @@ def test_a_function_and_a_list_are_found_by_name(monkeypatch: pytest.MonkeyPatch
     assert kept_call(lambda: None, None, None, {}).find() is not None
     assert kept_call(lambda: None, None, None, {}).call == {}  # no variable holds it
     assert kept_call(whole_step, [1], None, {}).find() is None  # nor these batches
+    assert kept_call(whole_step, [1], None, {}).call == {}
+    monkeypatch.setitem(globals(), "perfnb", sys.modules["perfnb"])
+    assert kept_call(whole_step, None, None, {}).call == {"step": "whole_step", "batches": None, "imported": True}
+
+
+def test_a_step_is_lost_with_any_of_its_models() -> None:
+    models, body = [nn.Linear(2, 2), nn.Tanh()], compile("0", "cell", "exec")
+    call = kept_call(whole_step, None, models, {"net": models[0]})
+    cell = kept_cell(whole_step, body, {"x": 1}, LOADER, models, "cell")
+    everything = {"step": whole_step, "batches": LOADER, "models": models, "namespace": {}}
+    assert cell.find() == everything
+    assert (call.find() or {})["namespace"]["net"] is models[0]
+    everything.clear()
+    del models[1]
+    gc.collect()
+    assert call.find() is cell.find() is None
+
+
+def test_a_function_is_kept_alive_only_if_it_refers_to_nothing() -> None:
+    def refs() -> Iterator[Callable[[], Any]]:
+        model = nn.Tanh()
+        for function in (lambda: 0, lambda: model, lambda x=model: x, lambda *, x=model: x, model.forward):
+            ref = kept_step._ref(function)
+            assert ref() == function
+            yield ref
+
+    found = list(refs())
+    gc.collect()
+    assert [ref() is not None for ref in found] == [True, False, False, False, False]
 
 
 def test_a_cell_runs_with_the_variables_as_they_are_by_then() -> None:

@@ -30,7 +30,9 @@ class FakeEvent:
         self._device.wait_until(self._at)
 
     def elapsed_time(self, other: FakeEvent) -> float:
-        """Return milliseconds from this event to another."""
+        """Return milliseconds from this event to another. Both must have happened."""
+        if other._at > self._device.clock.now_ns:
+            raise RuntimeError("not ready")
         return (other._at - self._at) / 1e6
 
 

@@ -6,15 +6,17 @@ import gc
 import subprocess
 import sys
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
+from perfnb.step import arithmetic
 from perfnb.step.arithmetic import OpCounter
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -221,3 +223,63 @@ def test_counting_does_not_load_torchs_compiler() -> None:
         "sys.exit('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0
+
+
+def test_an_older_torch_knows_the_counter_for_each_operator_that_takes_functions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fresh, known = SimpleNamespace(python_key_table={}), SimpleNamespace(python_key_table={OpCounter: print})
+    monkeypatch.setattr(torch._ops, "_higher_order_ops", {"fresh": fresh, "known": known})
+    monkeypatch.setattr(TorchDispatchMode, "supports_higher_order_operators", True, raising=False)
+    with OpCounter():
+        assert fresh.python_key_table == {}
+    monkeypatch.delattr(TorchDispatchMode, "supports_higher_order_operators")
+    with OpCounter() as counter:
+        pass
+    assert known.python_key_table == {OpCounter: print}
+    monkeypatch.setattr(OpCounter, "__torch_dispatch__", lambda *args: args)
+    assert fresh.python_key_table[OpCounter](counter, 1, flag=2) == (counter, fresh, (), (1,), {"flag": 2})
+
+
+def test_tensors_without_a_size_move_no_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sizeless(*_: Any) -> int:
+        raise NotImplementedError("no size")
+
+    monkeypatch.setattr("perfnb.step.arithmetic.bytes_moved", sizeless)
+    with OpCounter() as counter:
+        torch.mm(*[torch.ones(3, 3, dtype=torch.float64)] * 2)
+    assert counter.calls[-1][1:] == ("aten::mm", 54, 0, "float64", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "options", "added"),
+    [
+        ("index_put_", (0, 1, 2), {}, False),
+        ("index_put_", (0, 1, 2, False), {}, False),
+        ("index_put_", (0, 1, 2, True), {}, True),
+        ("index_put_", (0, 1, 2), {"accumulate": True}, True),
+        ("index_put_", (0, 1, 2), {"accumulate": False}, False),
+        ("scatter_", (0, 1, 2, 3), {}, False),  # the last one is the source
+        ("scatter_", (0, 1, 2, 3), {"reduce": "multiply"}, True),
+        *((name, (), {}, True) for name in ("index_add", "index_add_", "scatter_add", "scatter_add_")),
+        ("index_copy_", (0, 1, 2, True), {"accumulate": True}, False),
+    ],
+)
+def test_an_operator_adds_to_what_it_writes_into_if_it_is_told_to(
+    name: str, args: tuple[Any, ...], options: dict[str, Any], added: bool
+) -> None:
+    assert arithmetic.adds(f"aten::{name}", args, options) is added
+
+
+def test_the_dtype_is_the_first_fraction_and_the_device_the_first_accelerator() -> None:
+    whole, half, real = (torch.ones(1, dtype=dtype) for dtype in (torch.int64, torch.bfloat16, torch.float32))
+    imaginary, elsewhere = real * 1j, torch.ones(1, device="meta")
+    lists = [[whole, half, real], [whole, imaginary, real], [whole, whole.char()], []]
+    assert [arithmetic._dtype(tensors) for tensors in lists] == ["bfloat16", "complex64", "int64", ""]
+    assert [arithmetic._device(tensors) for tensors in ([real, elsewhere], [real], [])] == ["meta", "cpu", "cpu"]
+    nested, quantized = (
+        SimpleNamespace(layout=torch.strided, is_nested=is_nested, is_quantized=not is_nested)
+        for is_nested in (True, False)
+    )
+    plain = [arithmetic._is_plain(tensor) for tensor in (real, real.to_sparse(), nested, quantized)]  # type: ignore[arg-type]
+    assert plain == [True, False, False, False]

@@ -4,6 +4,7 @@ recommendation.
 
 from __future__ import annotations
 
+import threading
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -12,12 +13,14 @@ import psutil
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 import perfnb
 from perfnb.errors import BatchesExhaustedError, CaptureError
 from perfnb.step.cells import BATCH, Clause, batches_of, step_of
 from perfnb.step.data_waits import Intake, common_size, token_count
+from perfnb.step.loaders import Nameless, see_loaders
+from perfnb.step.steps import after_optimizer_steps
 from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -327,3 +330,52 @@ def test_the_iterable_of_a_clause_is_evaluated_anew() -> None:
     namespace["given"] = int
     with pytest.raises(ValueError, match=r"^'for i in given\(n\)' yields no batches: int is not iterable\.$"):
         batches()
+
+
+def test_batches_that_this_thread_requests_are_taken_with_their_loader() -> None:
+    taken: list[Any] = []
+
+    def take(loader: Any, following: Callable[[], Any]) -> Any:
+        batch = following()
+        taken.append((loader, [*batch[0].flatten().tolist()]))
+        return batch
+
+    class Nested(TensorDataset):
+        def __getitem__(self, place: int) -> Any:
+            next(iter(inner))  # part of the outer loader's work
+            return super().__getitem__(place)  # type: ignore[no-untyped-call]
+
+    inner, outer = DataLoader(dataset(2)), DataLoader(Nested(torch.arange(3.0)), batch_size=2)
+    before = dataloader._BaseDataLoaderIter.__next__
+    undo = see_loaders(dataloader, take)
+    try:
+        assert [len(batch[0]) for batch in outer] == [2, 1]
+        thread = threading.Thread(target=lambda: [*inner])
+        thread.start()
+        thread.join()
+        for _ in DataLoader(dataset(2)):
+            pass
+        assert len([*inner]) == 2  # after the end of the others, which raised an exception
+    finally:
+        undo()
+    assert taken[:2] == [(outer, [0.0, 1.0]), (outer, [2.0])]
+    assert taken[4:] == [(inner, [0.0]), (inner, [1.0])]
+    (first, one), (second, two) = taken[2:4]
+    assert (type(first), first is second, one, two) == (Nameless, True, [0.0], [1.0])
+    assert dataloader._BaseDataLoaderIter.__next__ is before
+
+
+def test_a_function_is_called_after_the_steps_of_one_or_of_all_optimizers() -> None:
+    one, other = (torch.optim.SGD([torch.zeros(1)]) for _ in range(2))
+    calls: list[tuple[str, Any]] = []
+    remove_one = after_optimizer_steps(lambda optimizer, *_: calls.append(("one", optimizer)), one)
+    remove_all = after_optimizer_steps(lambda optimizer, *_: calls.append(("all", optimizer)))
+    one.step()
+    other.step()
+    assert sorted(calls, key=lambda call: call[0]) == [("all", one), ("all", other), ("one", one)]
+    calls.clear()
+    remove_one()
+    one.step()
+    remove_all()
+    other.step()
+    assert calls == [("all", one)]

@@ -111,7 +111,7 @@ def test_a_warm_up_of_long_steps_ends_when_timing_needs_what_is_left() -> None:
     assert plan.goes_on_warming([4 * 1000 * MS], spent_s=4.0, gpu=False)  # the first step may be unlike the others
     assert plan.goes_on_warming([4 * 1000 * MS, 20 * MS], spent_s=4.02, gpu=False)
     assert not plan.goes_on_warming([2500 * MS] * 2, spent_s=5.2, gpu=False)
-    assert plan.goes_on_warming([2400 * MS] * 2, spent_s=5.0, gpu=False)  # 5 + (1 + 6 + 3) * 2.4 = 29
+    assert plan.goes_on_warming([2500 * MS] * 2, spent_s=5.0, gpu=False)  # 5 + (1 + 6 + 3) * 2.5 = 30
     assert Plan(warmup=3, budget_s=30).goes_on_warming([2500 * MS] * 2, spent_s=5.2, gpu=False)
 
 

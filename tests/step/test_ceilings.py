@@ -310,11 +310,11 @@ def test_what_cannot_be_written_is_no_error(spoil: Callable[[Path], None], folde
 
 def test_machines_do_not_overwrite_each_other(folder: Path) -> None:
     keep("one", {"bytes_per_s": Rate(1.0, "then")})
-    keep("other", {"bytes_per_s": Rate(2.0, "then", 0.5)})
+    keep("other", {"bytes_per_s": Rate(2.0, "then", 1.0)})
     keep("one", {"flops_per_s": Rate(3.0, "later")})
 
     assert kept("one") == {"bytes_per_s": Rate(1.0, "then"), "flops_per_s": Rate(3.0, "later")}
-    assert kept("other") == {"bytes_per_s": Rate(2.0, "then", 0.5)}
+    assert kept("other") == {"bytes_per_s": Rate(2.0, "then", 1.0)}
     assert kept("third") == {}
 
 

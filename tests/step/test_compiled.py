@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import perfnb
 from perfnb.errors import CaptureError
+from perfnb.recording.compiled_layers import CompiledCode
 from perfnb.step import compiler
 from perfnb.step.memory import storages
 from tests.step.models import three_linears, training_step
@@ -679,12 +680,45 @@ def test_a_check_for_the_compiler_does_not_import_it(monkeypatch: pytest.MonkeyP
 def test_what_torch_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {"no.such.module": ("a",), "torch": ("nn.Linear", "nn.no.such"), "tests.step.test_compiled": ("Facts.x",)}
     assert compiler.missing_names(names) == ["no.such.module.a", "torch.nn.no.such"]
-    if compiler.why_not_again() == "":
-        monkeypatch.setattr(torch, "compile", lambda model: model)
-        assert compiler.why_not_again().endswith(" has no torch.compile(isolate_recompiles=)")
-    with monkeypatch.context() as patched:
-        patched.setattr(compiler, "PRIVATE_NAMES", {"no": ("a", "b")})
-        assert compiler.why_not_again() == f"torch {torch.__version__} has no no.a"
+    monkeypatch.setattr(compiler, "PRIVATE_NAMES", {"torch": ("nn",)})
+    monkeypatch.setattr(compiler, "AGAIN_NAMES", {"torch": ("fx",)})
+    monkeypatch.setattr(torch, "compile", lambda model, isolate_recompiles: model)
+    assert compiler.why_not_again() == ""
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    assert compiler.why_not_again() == f"torch {torch.__version__} has no torch.compile(isolate_recompiles=)"
+    monkeypatch.setattr(compiler, "AGAIN_NAMES", {"no": ("a", "b")})
+    assert compiler.why_not_again() == f"torch {torch.__version__} has no no.a"
+    monkeypatch.setattr(compiler, "PRIVATE_NAMES", {"none": ("c",)})
+    assert compiler.why_not_again() == f"torch {torch.__version__} has no none.c"
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "broke_at"),
+    [
+        ("f", 5, "7"),
+        ("f", 7, "7"),
+        ("torch_dynamo_resume_in_f_at_6", 5, "7"),
+        ("torch_dynamo_resume_in_f_at_7", 5, "8"),
+        ("torch_dynamo_resume_in_f_at_8", 5, ""),  # the next break is in another function of the same name
+        ("f", 20, "20"),
+        ("f", 21, ""),
+        ("g", 5, ""),
+    ],
+)
+def test_a_region_ends_at_the_first_break_after_its_beginning(name: str, line: int, broke_at: str) -> None:
+    def facts(name: str, line: int, file: str = "a.py") -> Any:
+        return SimpleNamespace(co_filename=file, co_name=name, co_firstlineno=line)
+
+    breaks = {("a.py", "f", at): ("why", str(at)) for at in (7, 8, 20)} | {("b.py", "g", 6): ("why", "b")}
+    known = [facts("f", 5), facts("f", 20), facts("f", 6, "b.py"), facts("g", 7)]
+    assert compiler._broke(facts(name, line), known, breaks) == (("why", broke_at) if broke_at else ("", ""))
+
+
+def test_before_torchs_compiler_is_imported_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch._dynamo")
+    assert compiler.compiled_modules() == []
+    assert compiler.compilations([(0, 2**63)]) == []
+    assert compiler.compiled_code(["1/0", "0/0", "1/0"]) == [CompiledCode("1/0"), CompiledCode("0/0")]
 
 
 class Facts:

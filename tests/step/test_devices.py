@@ -320,3 +320,39 @@ def test_the_trace_of_a_device_is_read_before_the_next_session_starts(monkeypatc
     assert happened[:3] == ["start", "read", "start"]
     assert happened.count("read") == happened.count("start")
     assert "layer" in profile.layers.index
+
+
+def test_the_largest_free_block_of_a_device_lies_inside_a_segment(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segments = [
+        {"device": 0, "blocks": [{"size": 10, "state": "inactive"}, {"size": 90, "state": "active_allocated"}]},
+        {"device": 0, "blocks": [{"size": 30, "state": "inactive"}, {"size": 20, "state": "inactive"}]},
+        {"device": 1, "blocks": [{"size": 50, "state": "active_allocated"}]},
+        {"device": 3, "blocks": [{"size": 70, "state": "inactive"}]},
+    ]
+    monkeypatch.setattr(FakeDevice, "memory_snapshot", lambda self: segments, raising=False)
+    device.devices = 4
+    for index in range(3):
+        device.launch(1, device=index)
+    found = allocator_statistics()
+    free = {name: figures.get("largest_free_bytes") for name, figures in found.items()}
+    assert free == {f"{KIND}:0": 30, f"{KIND}:1": 0, f"{KIND}:2": None}
+    assert [figures["allocated_bytes"] for figures in found.values()] == [1024, 2048, 3072]
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_events_that_are_not_on_streams_measure_time_as_well(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
+    if not streams:
+        monkeypatch.delattr(FakeDevice, "current_stream")
+    device.launch(7)
+    clock = StepClock()
+    begin = device.clock.now_ns
+    for ms in (2, 3):
+        clock.begin()
+        device.launch(ms)
+        clock.end(0)
+    assert device.clock.now_ns == begin, "waited after a step"
+    assert clock.durations_ns() == [2_000_000, 3_000_000]

@@ -22,10 +22,13 @@ from perfnb.step.budget import Plan
 from perfnb.step.capture import Capture
 from perfnb.step.data_waits import ExecutedStep
 from perfnb.step.pass_order import _named, _runs_compiled, capture_step, count_step, loop_passes, watch_steps
-from perfnb.step.session import MOST_STEPS, FirstStep, Session
+from perfnb.step.session import MOST_RECORDED_BYTES, MOST_STEPS, FirstStep, Session
 from perfnb.step.steps import Passes, StepRunner
-from perfnb.step.to_recording import recording_of, with_later
+from perfnb.step.to_recording import _steps_of_trace, recording_of, with_later
 from perfnb.step.tracer import Costs, Tracer, quiet_kineto
+from perfnb.trace import kineto
+from perfnb.trace_names import STEP_SPAN
+from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -76,11 +79,14 @@ def captured(at: set[int], **options: Any) -> tuple[Capture, list[str]]:
     return capture_step(failing(at, said), plan=Plan(warmup=1, steps=1, traced=1, flops=False, **options)), said
 
 
-def test_a_step_that_runs_out_of_memory_is_run_again_to_see_whose_memory_it_is() -> None:
-    capture, said = captured({2, 3})
-    assert said == ["call 1", "call 2", "call 3"]
-    assert capture.meta["failed_in"] == "timed"
-    assert capture.meta["failure"] == "OutOfMemoryError: at call 3"
+@pytest.mark.parametrize(("at", "failed_in"), [((2, 3), "timed"), ((5,), "lead_in"), ((6,), "counted")])
+def test_a_step_that_runs_out_of_memory_is_run_again_unless_its_memory_was_watched(
+    at: tuple[int, ...], failed_in: str
+) -> None:
+    capture, said = captured({*at})
+    assert said == [f"call {number}" for number in range(1, at[-1] + 1)]
+    assert capture.meta["failed_in"] == failed_in
+    assert capture.meta["failure"] == f"OutOfMemoryError: at call {at[-1]}"
     assert capture.memory is not None
     capture.close()
 
@@ -434,3 +440,124 @@ def test_the_profiler_is_quiet_unless_the_user_wants_lines(own: str | None, monk
     with quiet_kineto():
         assert os.environ["KINETO_LOG_LEVEL"] == (own or "99")
     assert os.environ.get("KINETO_LOG_LEVEL") == own
+
+
+@pytest.mark.parametrize("affords", [True, False])
+def test_a_lead_in_is_run_if_the_latest_step_was_short_enough(affords: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(Plan, "affords_lead_in", lambda self, spent_s, step_s: asked.append(step_s) or affords)
+
+    def passes() -> Passes[Capture]:
+        with Session(Plan()) as session:
+            session.capture.steps += [executed("timed", 0, 2000), executed("traced", 5000, 3500)]
+            yield from session.watch_memory()
+            return session.capture
+
+    assert driven(passes(), lambda: None) == ["timed", "traced", *["lead_in"] * affords, "counted"]
+    assert asked == [3.5]
+
+
+def test_steps_that_run_recompiled_code_come_before_the_traced_ones_and_are_not_in_the_budget(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, spent, inside = nn.Tanh(), list[float](), list[bool]()
+
+    class Again:
+        models = (model,)
+
+        def __enter__(self) -> Any:
+            inside.append(True)
+            return self
+
+        def __exit__(self, *exc_info: object) -> None:
+            inside.clear()
+
+    def trace(session: Session, timed_ns: list[int], stacks: bool) -> Passes[None]:
+        spent.append(session._spent_s())
+        assert (timed_ns, stacks, inside) == ([5], True, [True])
+        yield from session._run("traced", 1)
+
+    monkeypatch.setattr("perfnb.step.session.CompilesAgain", Again)
+    monkeypatch.setattr(Session, "_trace", trace)
+
+    def passes(recompile: bool) -> Passes[Capture]:
+        with Session(Plan(recompile=recompile)) as session:
+            session._begin -= 7.0
+            yield from session.trace([5], True)
+            assert [*session.recompiled] == [model]
+            return session.capture
+
+    assert driven(passes(True), lambda: clock.pass_exactly(1000)) == ["recompiled", "recompiled", "traced"]
+    assert spent == [pytest.approx(7.0, abs=0.01)]
+    assert inside == []
+
+
+def test_a_skipped_step_does_not_count_and_the_next_one_has_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans: list[str] = []
+    monkeypatch.setattr("perfnb.step.session.function_span", lambda name: nullcontext(spans.append(name)))
+    with Session(Plan()) as session:
+        passes = session._run("traced", 2, session._numbered())
+        turn, running = next(passes), list[bool]()
+        for answer in (None, executed("traced", 0, 1), None, executed("traced", 5, 3)):
+            with turn.around():
+                running.append(session._conditions.running)
+            try:
+                turn = passes.send(answer)
+            except StopIteration as end:
+                times = end.value
+            running.append(session._conditions.running)
+        assert (times, [step.wall_ns for step in session.capture.steps]) == ([10**6, 3 * 10**6],) * 2
+    assert spans == [f"{STEP_SPAN}{number}" for number in (0, 0, 1, 1)]
+    assert running == [True, False] * 4
+
+
+@pytest.mark.parametrize(
+    ("wanted", "grown_bytes", "recorded"),
+    [(3, MOST_RECORDED_BYTES, 3), (17, MOST_RECORDED_BYTES, 15), (17, MOST_RECORDED_BYTES - 1, 17)],
+)
+def test_a_recording_of_allocations_ends_when_it_is_too_large_for_more_than_an_interval(
+    wanted: int, grown_bytes: int, recorded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[int] = []
+    readings = iter([100, *[100 + grown_bytes] * 100])
+
+    def passes() -> Passes[Capture]:
+        with Session(Plan()) as session, monkeypatch.context() as patched:
+            process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=next(readings)))
+            patched.setattr("psutil.Process", lambda: process)
+            count = yield from session.record_allocations(wanted, lambda: ends.append(len(session.capture.steps)))
+            assert count == recorded
+            assert session.capture.memory is not None
+            return session.capture
+
+    assert driven(passes(), gc.isenabled) == ["counted"] * recorded
+    assert ends == [*range(recorded)]  # at the end of each step, before it counts
+
+
+def test_lines_of_others_on_standard_error_are_kept_when_the_profilers_warning_is_not(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Blocks(list[Any]):
+        def pop(self, *_: Any) -> None:
+            super().pop()
+            if len(self) == 2:
+                os.write(2, b"one\nit was allocated before the profiling started\ntwo\n")
+
+    blocks = Blocks(range(5))
+    tracer_module._spend_warning(blocks)
+    os.write(2, b"three\n")
+    assert (len(blocks), capfd.readouterr().err) == (2, "one\ntwo\nthree\n")
+
+    def closed(_: int) -> int:
+        raise OSError("no standard error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "dup", closed)
+        tracer_module._spend_warning(blocks)
+    assert (len(blocks), capfd.readouterr().err) == (2, "")
+
+
+def test_a_trace_without_steps_is_an_error_that_says_what_to_do() -> None:
+    trace = kineto.decode(f'{{"traceEvents": [{EVENT}]}}'.encode())
+    with pytest.raises(CaptureError, match=r"^The trace does not contain any of the traced steps"):
+        _steps_of_trace(trace)

@@ -79,14 +79,19 @@ EVEN = [100.0] * 10
         ([105.1] * 10, False),
         ([95.0] * 10, True),
         ([94.9] * 10, False),
-        ([100.0] * 6 + [105.0] * 4, True),  # only the upper quartile differs
+        ([100.0] * 7 + [106.6] * 3, True),  # only the upper quartile differs
         ([100.0] * 6 + [105.1] * 4, False),
         ([95.0] * 4 + [100.0] * 6, True),  # only the lower quartile differs
-        ([94.9] * 4 + [100.0] * 6, False),
+        ([93.3] * 3 + [100.0] * 7, False),
     ],
 )
 def test_the_median_and_both_quartiles_may_differ_by_five_percent(late: list[float], steady: bool) -> None:
     assert is_steady(EVEN + late) is steady
+
+
+def test_a_median_lies_halfway_between_the_two_middle_steps() -> None:
+    assert is_steady([100.0] * 6 + [110.0] * 4 + [100.0] * 5 + [110.0] * 5) is True  # 100 and 105
+    assert is_steady([100.0] * 5 + [110.0] * 5 + [99.75] * 6 + [110.0] * 4) is True  # 105 and 99.75
 
 
 @pytest.mark.parametrize(("first", "steady"), [(90.0, True), (114.0, True), (114.5, True), (114.6, False)])

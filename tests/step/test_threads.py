@@ -283,6 +283,21 @@ def test_a_function_without_a_module_hides_the_hooks_while_it_runs() -> None:
     assert hooks == [0, 1]
 
 
+@pytest.mark.parametrize("uncompiled", [False, True])
+def test_a_compiled_model_whose_call_is_recompiled_for_hooks_has_a_span_instead(
+    uncompiled: bool, log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, wrapper, hooks = nn.Tanh(), nn.ReLU(), list[int]()
+    vars(wrapper)["forward"] = lambda x: hooks.append(len(_global_forward_hooks))
+    monkeypatch.setattr(layers, "compiled_modules", lambda: [wrapper])
+    monkeypatch.setattr(layers, "recompiled_for_hooks", lambda compiled: [(each, original) for each in compiled])
+    with LayerSpans(uncompiled=uncompiled) as spans:
+        wrapper(X)
+    assert hooks == [uncompiled]
+    assert spans.calls.records == [(0, wrapper, None)] + [(1, original, 0)] * (not uncompiled)
+    assert log == (["pf#0", "end pf#0"] if uncompiled else ["pf#0", "pf#1", "end pf#1", "end pf#0"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("memory", [False, True])
 def test_layers_that_a_pool_of_the_step_calls_are_not_available_and_named(memory: bool) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from perfnb.step.arithmetic import OpCounter, bytes_moved, message_bytes, operator_of
+from perfnb.step.arithmetic import OpCounter, _place, bytes_moved, message_bytes, operator_of
 
 
 def moved(run: Callable[[], Any]) -> int:
@@ -52,6 +52,14 @@ CASES = [
 @pytest.mark.parametrize(("run", "expected"), [pytest.param(run, size, id=name) for name, run, size in CASES])
 def test_bytes(run: Callable[[], Any], expected: int) -> None:
     assert moved(run) == expected
+
+
+def test_views_of_the_same_elements_are_in_one_place() -> None:
+    same = [A, A.t(), A[None], A.view(8, 1, 8), A.expand(3, 8, 8)]
+    others = [A[:4], A[4:], A[:, :4], A[:, 4:], A.view(torch.int32), B, A.to_sparse(), B.to_sparse()]
+    places = [_place(tensor) for tensor in same + others]
+    assert len({*places[:5]}) == 1
+    assert len({*places}) == 1 + len(others)
 
 
 @pytest.mark.parametrize("n", [1, 16, 96])

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from time import sleep
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -341,3 +342,41 @@ def test_an_error_in_a_worker_is_the_users() -> None:
         profile_of(made)
     assert made.worker_init_fn is seeded
     require_restored()
+
+
+def test_only_workers_that_started_here_and_meanwhile_are_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Single:
+        def __init__(self, loader: Any) -> None:
+            self.init = loader.worker_init_fn
+
+        def __next__(self) -> str:
+            return "batch"
+
+    class Several(Single):
+        def __init__(self, loader: Any) -> None:
+            super().__init__(loader)
+            self._workers = [None] * loader.num_workers
+
+    monkeypatch.setattr(dataloader, "_BaseDataLoaderIter", Single)
+    monkeypatch.setattr(dataloader, "_MultiProcessingDataLoaderIter", Several)
+    loader, elsewhere = SimpleNamespace(num_workers=2, worker_init_fn=print), list[Any]()
+
+    def on_a_thread(function: Callable[[], Any]) -> None:
+        thread = threading.Thread(target=lambda: elsewhere.append(function()))
+        thread.start()
+        thread.join()
+
+    before = Several(loader)
+    with WorkerStacks() as workers:
+        started = Several(loader)
+        on_a_thread(lambda: Several(loader))
+        other: Any = elsewhere[0]
+        with workers.sampling():
+            assert [next(each) for each in (started, Single(loader))] == ["batch"] * 2
+            on_a_thread(lambda: next(before))
+        assert workers.unreached == 0
+        with workers.sampling():
+            assert {next(each) for each in (before, before, other, started)} == {"batch"}
+        assert workers.unreached == 4
+    assert (loader.worker_init_fn, before.init, other.init) == (print, print, print)
+    assert isinstance(started.init, worker_stacks._Sampled)
