@@ -218,6 +218,17 @@ def test_an_external_kernel_belongs_to_one_layer() -> None:
     assert us(recording)["net.block"] == 30  # it reads twice as much as the other writes
 
 
+def test_kernels_that_fill_their_graphs_call_leave_no_overhead() -> None:
+    hand = ByHand().step(0, 200)
+    root, *_ = net(hand)
+    hand.call(root, 8, 112).op(f"## Call CompiledFxGraph {FORWARD} ##", 10, 60)
+    hand.op("graph_0_cpp_fused_mul_0", 10, 30).op("aten::mm", 30, 60)
+
+    recording = with_compiled_regions(hand.recording(), [SHARED], [CompiledCode("0/0")])
+
+    assert us(recording) == {"net": 104 - 50, "net.block": 10, "net.block.inner": 40}
+
+
 def test_regions_cost_what_is_not_in_kernels_and_graphs_break_until_the_next() -> None:
     hand = ByHand().step(0, 400)
     root, *_ = net(hand)
