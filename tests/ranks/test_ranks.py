@@ -72,6 +72,9 @@ def test_what_is_no_list_of_ranks_is_one_error(tmp_path: Path) -> None:
         ranks.compare(ranks)
     with pytest.raises(TraceError, match="the list of files is empty"):
         perfnb.load([])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RecordingError, match=r"empty contains neither a saved profile .* nor traces"):
+        perfnb.load(tmp_path / "empty")
     with pytest.raises(RecordingError, match=r"nowhere\.json does not exist"):
         perfnb.load([paths[0], tmp_path / "nowhere.json"])
     with pytest.raises(TraceError, match=r"steps only applies to traces, but .*saved-0 is a saved profile"):
