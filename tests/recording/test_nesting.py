@@ -14,6 +14,8 @@ from perfnb.recording.nesting import (
     innermost,
     innermost_over_time,
     nest,
+    nest_cutting,
+    outermost,
     subtree_sums,
 )
 
@@ -90,6 +92,18 @@ def test_of_two_equal_intervals_the_first_is_outside() -> None:
     assert nest(ones, ones, 9 * ones).parent.tolist() == [NONE, 0, 1]
 
 
+def test_an_interval_that_ends_after_the_one_in_which_it_starts_is_cut() -> None:
+    thread = np.array([0, 0, 0, 0, 0, 1])
+    start, end = np.array([0, 10, 20, 60, 30, 10]), np.array([50, 60, 55, 70, 40, 60])
+
+    forest, cut = nest_cutting(thread, start, end)
+
+    assert cut.tolist() == [50, 50, 50, 70, 40, 60]
+    assert forest.parent.tolist() == [NONE, 0, 1, NONE, 2, NONE]
+    assert forest.depth.tolist() == [0, 1, 2, 0, 3, 0]
+    assert end.tolist() == [50, 60, 55, 70, 40, 60]
+
+
 def test_nothing_nests_in_nothing() -> None:
     empty = np.array([], dtype=np.int64)
 
@@ -126,6 +140,8 @@ def test_sums_and_innermost_marks_are_those_of_a_walk_upwards(choices: list[int]
         lines.append(line)
     assert forest.depth.tolist() == [len(line) for line in lines]
     assert innermost(forest, marked).tolist() == [next((a for a in line if marked[a]), NONE) for line in lines]
+    from_outside = [[*reversed(line), place] for place, line in enumerate(lines)]
+    assert outermost(forest, marked).tolist() == [next((a for a in line if marked[a]), NONE) for line in from_outside]
     whole = values.copy()
     for place, line in enumerate(lines):
         whole[line] += values[place]
