@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfnb.recording.layer_tree import nested, split_layers
 from perfnb.recording.nesting import (
     NONE,
     Forest,
@@ -18,6 +21,7 @@ from perfnb.recording.nesting import (
     outermost,
     subtree_sums,
 )
+from perfnb.recording.schema import SPECIAL_ROWS
 
 
 @st.composite
@@ -165,3 +169,31 @@ def test_the_innermost_interval_over_time_changes_where_one_begins_or_ends() -> 
     assert threads.tolist() == [0, 0, 1, 1, 1, 1, 1]
     assert times.tolist() == [5, 8, 0, 10, 20, 30, 100]
     assert now.tolist() == [4, NONE, 0, 1, 2, 0, NONE]
+
+
+@pytest.mark.parametrize(
+    ("names", "depths", "labels", "parents"),
+    [
+        (["net", "net.a", "net.a.b", "net.c"], [0, 1, 2, 1], ["net", "a", "b", "c"], [-1, 0, 1, 0]),
+        (["net", "net.a.b", "other.c"], [0, 1, 0], ["net", "a.b", "other.c"], [-1, 0, -1]),
+        (["net", "net", "net.a"], [0, 0, 1], ["net", "net", "a"], [-1, -1, 0]),
+        (["net.a", "net.ab", ".c", "net.a..d"], [None] * 4, ["net.a", "net.ab", ".c", ".d"], [-1, -1, -1, 0]),
+        (["A", "B", "C", "D", "E"], [0, 1, 2, 1, 0], ["A", "B", "C", "D", "E"], [-1, 0, 1, 0, -1]),
+        ([], [], [], []),
+    ],
+)
+def test_layers_are_nested_by_their_names_and_otherwise_by_their_depths(
+    names: list[str], depths: list[int | None], labels: list[str], parents: list[int]
+) -> None:
+    modules = pd.DataFrame({"depth": pd.array(depths, dtype="Int64")}, index=names)
+
+    assert nested(modules) == (labels, parents)
+
+
+def test_rows_of_the_table_of_layers_that_are_no_modules_are_split_off() -> None:
+    first, second = SPECIAL_ROWS[:2]
+    layers = pd.DataFrame({"module": ["Net", None, None, "Odd"]}, index=["net", "net.a", first, second])
+
+    modules, special = split_layers(layers)
+
+    assert (modules.index.tolist(), special.index.tolist()) == (["net", "net.a", second], [first])

@@ -134,6 +134,32 @@ def test_a_damaged_outcome_is_one_error_that_names_the_file_and_the_key(tmp_path
         perfnb.load(saved)
 
 
+def test_an_outcome_has_the_finding_behind_the_verdict_and_the_circumstances() -> None:
+    findings = pd.DataFrame({"bottleneck": ["a", "b"], "confidence": ["low", "high"], "bound_ms": [math.nan, 2.0]})
+    around = {"at": "2026-03-01T12:00:00+02:00", "host": "h", "torch": 2.6, "commit": None, "threads": 3}
+
+    made = make_outcome(
+        *("x", {**around, "gpus": ["A", "B"], "processor": "P"}),
+        **{"verdict": "v", "findings": findings, "row": 1, "interval_ms": (1.0, 2.0), "ratio_interval": (0.5, 1.5)},
+        **{"step_ms": 3, "peak_bytes": 7.0, "batch_size": 8.0, "ratio": 0.75, "data_share": 0.0},
+    )
+
+    assert made.at == datetime(2026, 3, 1, 10, tzinfo=UTC)
+    assert (made.name, made.verdict, made.confidence, made.bound_ms) == ("x", "v", "high", 2.0)
+    assert [(one.bottleneck, one.confidence, one.bound_ms) for one in made.findings] == [
+        *(("a", "low", None), ("b", "high", 2.0))
+    ]
+    assert (made.step_ms, made.step_ci_ms, made.ratio, made.ratio_ci) == (3.0, (1.0, 2.0), 0.75, (0.5, 1.5))
+    assert (made.peak_bytes, made.batch_size, made.data_share) == (7, 8, 0.0)
+    assert (type(made.peak_bytes), type(made.batch_size), type(made.step_ms)) == (int, int, float)
+    assert (made.host, made.torch, made.commit, made.device) == ("h", "2.6", None, "A, B")
+    assert made.environment == {"gpus": ["A", "B"], "processor": "P", "threads": 3}
+    unverdicted = make_outcome("x", {"processor": "P", "gpus": [], "at": "then"}, findings=findings)
+    assert (unverdicted.device, unverdicted.bound_ms, unverdicted.confidence) == ("P", None, None)
+    assert len(unverdicted.findings) == 2
+    assert abs(datetime.now(UTC) - unverdicted.at) < timedelta(hours=1)
+
+
 @pytest.mark.parametrize("unknown", [None, math.nan, math.inf, pd.NA])
 def test_figures_that_are_not_known_are_none(unknown: Any) -> None:
     made = make_outcome("x", {}, step_ms=unknown, peak_bytes=unknown, interval_ms=(1.0, unknown))
