@@ -130,7 +130,7 @@ def test_a_damaged_outcome_is_one_error_that_names_the_file_and_the_key(tmp_path
     saved = run(usual(40)).save(tmp_path / "run")
     edited(saved, **{key: value})
 
-    with pytest.raises(RecordingError, match=rf"run\.json is damaged: .*`outcome\.{key}"):
+    with pytest.raises(RecordingError, match=rf"run\.json is damaged: .*`outcome\.{key}`\.$"):
         perfnb.load(saved)
 
 

@@ -15,6 +15,7 @@ import sys
 import time
 import zipfile
 import zlib
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ import perfnb
 from perfnb.errors import TraceError
 from perfnb.trace import trace_file
 from perfnb.trace.kineto import read
-from perfnb.trace.trace_file import Limits
+from perfnb.trace.trace_file import Limits, head_of, lines_of_file, refuse_many_values
 
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 9, "ts": 1.5, "dur": 2.25, "args": {}}
 WHOLE = json.dumps({"traceEvents": [EVENT] * 3}).encode()
@@ -133,6 +134,43 @@ def test_a_format_is_recognised_by_the_first_bytes_of_the_file(
     monkeypatch.setattr(trace_file, "open_regular", lambda _: Counted(data))
     trace_file.head_of(path)
     assert 0 < handed_out <= trace_file.HEAD
+
+
+def test_the_head_of_a_file_is_unpacked_as_far_as_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_file, "HEAD", 64)
+    monkeypatch.setattr(trace_file, "_BLOCK", 16)
+    path, text = tmp_path / "trace", bytes(range(100))
+    damaged = b"\x1f\x8b" + bytes(50)
+    heads = [(text, text[:64]), (text[:9], text[:9]), (gzip.compress(text[:9]) * 2, text[:9] * 2)]
+    heads += [(gzip.compress(b"ab" * 200), b"ab" * 32), (damaged, damaged), (b"", b"")]
+    for content, head in heads:
+        path.write_bytes(content)
+        assert head_of(path) == head
+    assert head_of(tmp_path) == head_of(tmp_path / "missing") == b""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
+@pytest.mark.parametrize("block", [3, 2**20])
+def test_a_text_file_has_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, block: int) -> None:
+    monkeypatch.setattr(trace_file, "_BLOCK", block)
+    monkeypatch.setattr(trace_file, "_LONGEST_LINE", 6)
+    path, mark = tmp_path / "lines", b"\xfe\xff" if encoding == "utf-16-be" else b""
+    for text, lines in (("", [""]), ("größe\r\n\n123456\nlast\r", ["größe", "", "123456", "last"])):
+        path.write_bytes(mark + text.encode(encoding))
+        assert list(lines_of_file(path, Limits())) == lines
+    for text in ("1234567\n1", "1\n1234567", "1\n1234567\n"):
+        path.write_bytes(mark + text.encode(encoding))
+        with pytest.raises(TraceError, match="lines was not read: it has a line of more than 6 characters"):
+            list(lines_of_file(path, Limits()))
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [("[{},{}]", False), ("[[],{},{}]", True), (f"[{'1,' * 11}1]", False), (f"[{{{'1,' * 8}", True), ("", False)],
+)
+def test_lists_and_objects_count_as_values_and_four_others_as_one(text: str, refused: bool) -> None:
+    with pytest.raises(TraceError, match="^it was not read: it contains more than 3") if refused else nullcontext():
+        refuse_many_values(bytearray(text.encode()), "it", Limits(max_events=3))
 
 
 def test_other_kinds_of_compression_are_named(tmp_path: Path) -> None:
