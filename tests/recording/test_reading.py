@@ -22,7 +22,6 @@ from perfnb.recording.executors import answers, is_executor
 from perfnb.recording.from_trace import (
     WHOLE_TRACE,
     _names,
-    _of_rows,
     categorical,
     layers_read,
     layers_written,
@@ -180,16 +179,6 @@ def test_labels_are_sorted_and_merged_and_unused_ones_dropped() -> None:
 
     assert (made.categories.tolist(), made.codes.tolist()) == (["a", "b"], [1, 1, -1, 0])
     assert categorical(["unused"], np.array([], dtype=np.int64)).categories.empty
-
-
-def test_rows_of_a_column_are_copied_only_if_they_must_be() -> None:
-    values, alike = np.array([5, 6, 7]), np.broadcast_to(np.int64(9), 3)
-
-    assert _of_rows(values, np.arange(3)) is values
-    for rows in (np.array(given, dtype=np.int64) for given in ([2, 1, 0], [1, 2], [0, 2], [])):
-        assert _of_rows(values, rows).tolist() == (rows + 5).tolist()
-        assert _of_rows(alike, rows).tolist() == [9] * len(rows)
-    assert _of_rows(alike, np.arange(2)).strides == (0,)
 
 
 @pytest.mark.parametrize(
