@@ -195,6 +195,8 @@ def test_a_trace_without_marks_is_a_step_of_the_thread_with_most_events_outside_
     assert (steps.starts[0] // 1000, steps.ends[0] // 1000) == lasts
     alone = steps_of(decode(json.dumps([kernel]).encode()))
     assert (alone.process, alone.thread, alone.starts.tolist(), alone.ends.tolist()) == (-1, -1, [70_000], [270_000])
+    nothing = steps_of(decode(b"[]"))
+    assert (nothing.process, nothing.thread, nothing.numbers.tolist(), nothing.ignored) == (-1, -1, [], 0)
 
 
 def test_an_event_is_part_of_the_step_that_launched_it_or_in_which_it_starts() -> None:
