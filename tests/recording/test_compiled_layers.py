@@ -230,6 +230,7 @@ def test_kernels_that_fill_their_graphs_call_leave_no_overhead() -> None:
     recording = with_compiled_regions(hand.recording(), [SHARED], [CompiledCode("0/0")])
 
     assert us(recording) == {"net": 104 - 50, "net.block": 10, "net.block.inner": 40}
+    assert recording.modules["name"].tolist() == ["net", "net.block", "net.block.inner"]
 
 
 def host_of(hand: ByHand) -> HostEvents:
