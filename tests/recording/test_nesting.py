@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perfnb.recording.layer_tree import nested, split_layers
@@ -70,30 +70,15 @@ def parents_by_search(thread: np.ndarray, start: np.ndarray, end: np.ndarray) ->
 
 
 @given(call_stacks())
+@example((np.zeros(3), np.array([0, 0, 5]), np.array([10, 5, 10])))  # one begins where another ends
+@example((np.zeros(3), np.array([0, 5, 5]), np.array([5, 5, 9])))  # an empty one is in the one that begins with it
+@example((np.ones(3), np.ones(3, dtype=int), np.full(3, 9)))  # of equal ones, the first is outside
 def test_each_interval_has_the_parent_that_a_search_over_all_pairs_finds(stacks: tuple[np.ndarray, ...]) -> None:
     forest = nest(*stacks)
 
     assert forest.parent.tolist() == parents_by_search(*stacks)
     for place, parent in enumerate(forest.parent):
         assert forest.depth[place] == (0 if parent == NONE else forest.depth[parent] + 1)
-
-
-def test_an_interval_that_begins_where_another_ends_lies_beside_it() -> None:
-    thread, start, end = np.zeros(3, dtype=int), np.array([0, 0, 5]), np.array([10, 5, 10])
-
-    assert nest(thread, start, end).parent.tolist() == [NONE, 0, 0]
-
-
-def test_an_empty_interval_lies_in_what_begins_with_it_and_not_in_what_ends_there() -> None:
-    thread, start, end = np.zeros(3, dtype=int), np.array([0, 5, 5]), np.array([5, 5, 9])
-
-    assert nest(thread, start, end).parent.tolist() == [NONE, 2, NONE]
-
-
-def test_of_two_equal_intervals_the_first_is_outside() -> None:
-    ones = np.ones(3, dtype=int)
-
-    assert nest(ones, ones, 9 * ones).parent.tolist() == [NONE, 0, 1]
 
 
 def test_an_interval_that_ends_after_the_one_in_which_it_starts_is_cut() -> None:

@@ -136,12 +136,12 @@ def test_a_damaged_outcome_is_one_error_that_names_the_file_and_the_key(tmp_path
 
 def test_an_outcome_has_the_finding_behind_the_verdict_and_the_circumstances() -> None:
     findings = pd.DataFrame({"bottleneck": ["a", "b"], "confidence": ["low", "high"], "bound_ms": [math.nan, 2.0]})
-    around = {"at": "2026-03-01T12:00:00+02:00", "host": "h", "torch": 2.6, "commit": None, "threads": 3}
+    around: dict[str, Any] = {"at": "2026-03-01T12:00:00+02:00", "host": "h", "torch": 2.6, "commit": None}
+    around |= {"gpus": ["A", "B"], "processor": "P", "threads": 3}
+    figures = {"step_ms": 3, "peak_bytes": 7.0, "batch_size": 8.0, "ratio": 0.75, "data_share": 0.0}
 
     made = make_outcome(
-        *("x", {**around, "gpus": ["A", "B"], "processor": "P"}),
-        **{"verdict": "v", "findings": findings, "row": 1, "interval_ms": (1.0, 2.0), "ratio_interval": (0.5, 1.5)},
-        **{"step_ms": 3, "peak_bytes": 7.0, "batch_size": 8.0, "ratio": 0.75, "data_share": 0.0},
+        "x", around, verdict="v", findings=findings, row=1, interval_ms=(1, 2), ratio_interval=(0.5, 1.5), **figures
     )
 
     assert made.at == datetime(2026, 3, 1, 10, tzinfo=UTC)
