@@ -365,8 +365,8 @@ class _Layers:
             **{"parent": self._parent[known:], "depth": depth[known:], "compiled": [False] * count},
             **{"parameters": parameters, "parameter_bytes": parameters},
         }
-        frame = pd.DataFrame(added)[list(self._modules.columns)]
-        whole = pd.concat([self._modules, frame.astype(self._modules.dtypes)], ignore_index=True)
+        frame = pd.DataFrame(added)[list(self._modules.columns)].astype(self._modules.dtypes)
+        whole = pd.concat([self._modules, frame], ignore_index=True)
         whole.loc[frame.loc[frame["name"].str.endswith(OVERHEAD), "parent"], "compiled"] = True
         return whole
 

@@ -211,6 +211,51 @@ def test_pairs_in_order_must_agree_in_three_of_four_to_a_quarter_of_their_distan
         assert clocks.loc[1, "ahead_us"] == pytest.approx(AHEAD_NS / 1e3)
 
 
+def two_ranks(end: list[int], other: list[int], keys: list[int] | None = None) -> TwoRanks:
+    key = np.array(keys or [0] * len(end))
+    return TwoRanks(*(Ends(key, np.array(times) + 10**9, key < 0) for times in (end, other)))
+
+
+@pytest.mark.parametrize(
+    ("gaps", "window", "surely"),
+    [
+        ([], 1_000_000, 1_000_000),
+        ([200_000] * 3, 50_000, 100_000),
+        ([40_000] * 3, 20_000, 20_000),
+        ([50_000] * 3, 20_000, 25_000),
+        ([3_000_000] * 3, 750_000, 1_000_000),
+        ([8_000_000] * 3, 1_000_000, 1_000_000),
+        ([800_000] * 5 + [40_000, 400_000] + [800_000] * 4, 100_000, 100_000),  # one in ten may be closer
+    ],
+)
+def test_ends_may_differ_by_a_part_of_their_distance(gaps: list[int], window: int, surely: int) -> None:
+    end = [0, *np.cumsum(gaps).tolist()]
+
+    assert two_ranks(end, end)._tolerance() == (window, surely)
+    of_two_kinds = two_ranks([*end, *(one + 7 for one in end)], [*end, *end], [0] * len(end) + [1] * len(end))
+    assert of_two_kinds._tolerance() == (window, surely)
+
+
+@pytest.mark.parametrize(
+    ("off", "lost"),
+    [
+        ({}, []),
+        ({2: 50_000, 4: 100_000, 6: -100_000}, []),  # six of eight are within the window, so the others may be farther
+        ({2: 50_001, 4: 90_000, 6: 90_000}, [2, 4, 6]),
+        ({4: 100_001, 6: 90_000}, [4]),
+    ],
+)
+def test_pairs_in_order_may_be_farther_apart_if_three_of_four_agree(off: dict[int, int], lost: list[int]) -> None:
+    end = [200_000 * place for place in range(8)]
+    both = two_ranks(end, [one + 7 + off.get(place, 0) for place, one in enumerate(end)])
+
+    mine, others = both.same(7)
+
+    assert sorted(mine.tolist()) == [place for place in range(8) if place not in lost]
+    assert mine.tolist() == others.tolist()
+    assert sorted(both._nearest(7)[0].tolist()) == [at for at in range(8) if abs(off.get(at, 0)) <= 50_000]
+
+
 def test_many_lost_from_the_start_and_the_end_of_two_steps_are_found() -> None:
     """No shift of the order by a few fits."""
     end = ends("uneven", 60)

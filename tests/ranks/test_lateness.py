@@ -27,6 +27,8 @@ def differences(*steps: tuple[float, ...]) -> pd.DataFrame:
         ([(10.0, 9.0, 11.0, 8.0)], False, True),
         ([(10.0, 0.1, 11.0, 8.0, 2.0)], True, False),  # all of five
         ([(10.0, 9.0, 11.0, 8.0, -1.0)], False, False),
+        ([(1.0,) * 6 + (-1.0,)], False, False),  # as likely as 8 of 128
+        ([(1.0,) * 7 + (-1.0,)], True, False),  # 9 of 256
         ([(5.0, 3.0), (0.1, 22.0, 1.0)], True, False),
         ([(10.0,), (10.5,), (9.6,)], True, False),  # three steps that agree
         ([(0.1,), (0.5,), (9.0,)], False, False),  # and three that do not

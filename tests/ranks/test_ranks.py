@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -72,36 +71,13 @@ def test_what_is_no_list_of_ranks_is_one_error(tmp_path: Path) -> None:
         ranks.compare(ranks)
     with pytest.raises(TraceError, match="the list of files is empty"):
         perfnb.load([])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RecordingError, match=r"empty contains neither a saved profile .* nor traces"):
+        perfnb.load(tmp_path / "empty")
     with pytest.raises(RecordingError, match=r"nowhere\.json does not exist"):
         perfnb.load([paths[0], tmp_path / "nowhere.json"])
     with pytest.raises(TraceError, match=r"steps only applies to traces, but .*saved-0 is a saved profile"):
         perfnb.load(saved, steps="step")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("names", "own", "expected"),
-    [
-        ("job_rank{}.json", (None, None, None), [0, 1, 2]),
-        ("trace-{}.json", (None, None, None), [0, 1, 2]),
-        ("trace-{}.json", (5, 2, 7), [2, 5, 7]),
-        ("rank{}.json", (5, 2, 7), [2, 5, 7]),
-        ("trace-{}.json", (4, 4, 4), [0, 1, 2]),
-    ],
-)
-def test_a_rank_is_the_traces_else_the_names_else_the_place(
-    tmp_path: Path, names: str, own: tuple[int | None, ...], expected: list[int]
-) -> None:
-    facts: list[dict[str, Any]] = [{} if rank is None else {"distributedInfo": {"rank": rank}} for rank in own]
-    paths = written(tmp_path, [rank_trace(10 * place, **one) for place, one in enumerate(facts)], names)
-
-    ranks = perfnb.load(paths)
-
-    assert ranks.ranks == expected
-    assert sorted(set(ranks.events["rank"])) == expected
-    late = ranks.times.groupby("rank")["computation_ms"].mean()
-    order = [rank for rank in own if rank is not None] if len(set(own)) == 3 else expected
-    assert [late[rank] for rank in order] == pytest.approx([0, 0.04, 0.08])
 
 
 def test_tables_are_those_of_the_ranks_one_after_another(tmp_path: Path) -> None:

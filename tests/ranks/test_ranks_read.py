@@ -50,21 +50,6 @@ def test_much_is_read_by_processes_of_their_own(
     assert str(ranks) == str(alone)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("apart", [False, True])
-def test_a_bad_file_among_them_is_one_error_that_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool
-) -> None:
-    paths = written(tmp_path, [rank_trace(0), rank_trace(50)])
-    paths[1].write_text("[[[")
-    monkeypatch.setattr(reading, "_PAYS", 1 if apart else 2**60)
-
-    with pytest.raises(TraceError) as caught:
-        perfnb.load(paths)
-    assert str(paths[1]) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 SLOW = """
 import sys, time
 from pathlib import Path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import perfnb
@@ -14,18 +15,20 @@ from perfnb.recording.compiled_layers import (
     UNCACHED,
     CompiledCode,
     Graph,
+    HostEvents,
     _below,
     _called,
     _head,
     _is_below,
     common_prefix,
     graph_keys,
+    matched,
     region_ids,
     with_compiled_regions,
 )
 from perfnb.recording.kernel_work import Kernel, Operation
 from perfnb.recording.recording import Recording
-from tests.recordings import ByHand
+from tests.recordings import NODE, ByHand
 
 FORWARD, BACKWARD = "fkey", "bkey"
 BLOCK = (("L['self'].block", "Net.Block"),)
@@ -216,6 +219,58 @@ def test_an_external_kernel_belongs_to_one_layer() -> None:
     recording = with_compiled_regions(hand.recording(), [made], [CompiledCode("0/0")])
 
     assert us(recording)["net.block"] == 30  # it reads twice as much as the other writes
+
+
+def test_kernels_that_fill_their_graphs_call_leave_no_overhead() -> None:
+    hand = ByHand().step(0, 200)
+    root, *_ = net(hand)
+    hand.call(root, 8, 112).op(f"## Call CompiledFxGraph {FORWARD} ##", 10, 60)
+    hand.op("graph_0_cpp_fused_mul_0", 10, 30).op("aten::mm", 30, 60)
+
+    recording = with_compiled_regions(hand.recording(), [SHARED], [CompiledCode("0/0")])
+
+    assert us(recording) == {"net": 104 - 50, "net.block": 10, "net.block.inner": 40}
+    assert recording.modules["name"].tolist() == ["net", "net.block", "net.block.inner"]
+
+
+def host_of(hand: ByHand) -> HostEvents:
+    events = hand.recording().events
+    return HostEvents(events, np.ones(len(events), dtype=bool))
+
+
+def test_events_around_and_inside_an_event_are_found() -> None:
+    hand = ByHand().op("Torch-Compiled Region: 0/0", 2, 100, 4).op("CompiledFunction", 5, 55, 5)
+    hand.op("## Call CompiledFxGraph k ##", 6, 50).op("aten::mm", 10, 20).op("aten::mul", 20, 30)
+    hand.op("aten::add", 55, 70).op("TorchDynamo Cache Lookup", 72, 74).op("Torch-Compiled Region: 1/0", 75, 80, 7)
+    hand.event(f"{NODE}X", 110, 150, sequence=8, forward_thread=1).op("y", 115, 145, 6, forward_thread=0)
+    hand.op("z", 120, 125).op("TorchDynamo Cache Lookup", 160, 161)
+    host = host_of(hand)
+    region, function, call, mm, mul, add, lookup, second, node, y, z, _ = range(12)
+
+    assert [host.children(place) for place in (region, call, mm)] == [[function, add, lookup, second], [mm, mul], []]
+    assert list(host.all_above(mul)) == [call, function, region]
+    assert [host.above(place, host.is_region) for place in (mul, second, region, z)] == [region, region, -1, -1]
+    assert host.above(z, host.is_node) == node
+    assert [host.looked_up(place) for place in (second, region, add)] == [lookup, region, add]
+    # From the end of the graph, other code of the region begins with the addition, at 55 even if the graph ends there.
+    assert [host.until_next(place, region) // 1000 for place in (call, function, add)] == [55, 55, 72]
+    assert [host.until_next(mm, call) // 1000, host.until_next(mul, call) // 1000] == [20, 50]
+    assert [host.numbers(place) for place in (mul, second, z, y)] == [[5, 4], [4], [6], []]
+
+
+def test_the_kernels_of_a_graph_are_matched_in_their_order() -> None:
+    mul, mm, bias = Kernel("mul", False, ()), Kernel("extern_kernels.mm", True, ()), Kernel("bias", False, ())
+    hand = ByHand().op("call", 0, 100).op("graph_0_mul", 1, 9).op("aten::linear", 10, 30).op("aten::mm", 11, 29)
+    hand.op("aten::mm", 12, 20).op("aten::mm", 31, 39).op("graph_0_mul", 40, 49).op("aten::mm", 50, 59)
+    hand.op("extern", 60, 69).op("graph_0_bias", 70, 79).op("graph_0_bias", 101, 110)
+
+    def kernels(*given: Kernel) -> list[tuple[int, int]]:
+        return list(matched(host_of(hand), 0, given))
+
+    assert kernels(mul, mm, mm, mul, bias) == [(1, 0), (3, 1), (5, 2), (6, 3), (9, 4)]
+    assert kernels(mm, mul, bias) == [(1, 1), (9, 2)]  # the product before the first event was not recorded
+    assert kernels(mul) == [(1, 0)]
+    assert kernels() == []
 
 
 def test_regions_cost_what_is_not_in_kernels_and_graphs_break_until_the_next() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+import pandas as pd
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from perfnb.recording.layer_tree import nested, split_layers
 from perfnb.recording.nesting import (
     NONE,
     Forest,
@@ -14,8 +17,11 @@ from perfnb.recording.nesting import (
     innermost,
     innermost_over_time,
     nest,
+    nest_cutting,
+    outermost,
     subtree_sums,
 )
+from perfnb.recording.schema import SPECIAL_ROWS
 
 
 @st.composite
@@ -64,6 +70,9 @@ def parents_by_search(thread: np.ndarray, start: np.ndarray, end: np.ndarray) ->
 
 
 @given(call_stacks())
+@example((np.zeros(3), np.array([0, 0, 5]), np.array([10, 5, 10])))  # one begins where another ends
+@example((np.zeros(3), np.array([0, 5, 5]), np.array([5, 5, 9])))  # an empty one is in the one that begins with it
+@example((np.ones(3), np.ones(3, dtype=int), np.full(3, 9)))  # of equal ones, the first is outside
 def test_each_interval_has_the_parent_that_a_search_over_all_pairs_finds(stacks: tuple[np.ndarray, ...]) -> None:
     forest = nest(*stacks)
 
@@ -72,22 +81,16 @@ def test_each_interval_has_the_parent_that_a_search_over_all_pairs_finds(stacks:
         assert forest.depth[place] == (0 if parent == NONE else forest.depth[parent] + 1)
 
 
-def test_an_interval_that_begins_where_another_ends_lies_beside_it() -> None:
-    thread, start, end = np.zeros(3, dtype=int), np.array([0, 0, 5]), np.array([10, 5, 10])
+def test_an_interval_that_ends_after_the_one_in_which_it_starts_is_cut() -> None:
+    thread = np.array([0, 0, 0, 0, 0, 1])
+    start, end = np.array([0, 10, 20, 60, 30, 10]), np.array([50, 60, 55, 70, 40, 60])
 
-    assert nest(thread, start, end).parent.tolist() == [NONE, 0, 0]
+    forest, cut = nest_cutting(thread, start, end)
 
-
-def test_an_empty_interval_lies_in_what_begins_with_it_and_not_in_what_ends_there() -> None:
-    thread, start, end = np.zeros(3, dtype=int), np.array([0, 5, 5]), np.array([5, 5, 9])
-
-    assert nest(thread, start, end).parent.tolist() == [NONE, 2, NONE]
-
-
-def test_of_two_equal_intervals_the_first_is_outside() -> None:
-    ones = np.ones(3, dtype=int)
-
-    assert nest(ones, ones, 9 * ones).parent.tolist() == [NONE, 0, 1]
+    assert cut.tolist() == [50, 50, 50, 70, 40, 60]
+    assert forest.parent.tolist() == [NONE, 0, 1, NONE, 2, NONE]
+    assert forest.depth.tolist() == [0, 1, 2, 0, 3, 0]
+    assert end.tolist() == [50, 60, 55, 70, 40, 60]
 
 
 def test_nothing_nests_in_nothing() -> None:
@@ -126,6 +129,8 @@ def test_sums_and_innermost_marks_are_those_of_a_walk_upwards(choices: list[int]
         lines.append(line)
     assert forest.depth.tolist() == [len(line) for line in lines]
     assert innermost(forest, marked).tolist() == [next((a for a in line if marked[a]), NONE) for line in lines]
+    from_outside = [[*reversed(line), place] for place, line in enumerate(lines)]
+    assert outermost(forest, marked).tolist() == [next((a for a in line if marked[a]), NONE) for line in from_outside]
     whole = values.copy()
     for place, line in enumerate(lines):
         whole[line] += values[place]
@@ -149,3 +154,31 @@ def test_the_innermost_interval_over_time_changes_where_one_begins_or_ends() -> 
     assert threads.tolist() == [0, 0, 1, 1, 1, 1, 1]
     assert times.tolist() == [5, 8, 0, 10, 20, 30, 100]
     assert now.tolist() == [4, NONE, 0, 1, 2, 0, NONE]
+
+
+@pytest.mark.parametrize(
+    ("names", "depths", "labels", "parents"),
+    [
+        (["net", "net.a", "net.a.b", "net.c"], [0, 1, 2, 1], ["net", "a", "b", "c"], [-1, 0, 1, 0]),
+        (["net", "net.a.b", "other.c"], [0, 1, 0], ["net", "a.b", "other.c"], [-1, 0, -1]),
+        (["net", "net", "net.a"], [0, 0, 1], ["net", "net", "a"], [-1, -1, 0]),
+        (["net.a", "net.ab", ".c", "net.a..d"], [None] * 4, ["net.a", "net.ab", ".c", ".d"], [-1, -1, -1, 0]),
+        (["A", "B", "C", "D", "E"], [0, 1, 2, 1, 0], ["A", "B", "C", "D", "E"], [-1, 0, 1, 0, -1]),
+        ([], [], [], []),
+    ],
+)
+def test_layers_are_nested_by_their_names_and_otherwise_by_their_depths(
+    names: list[str], depths: list[int | None], labels: list[str], parents: list[int]
+) -> None:
+    modules = pd.DataFrame({"depth": pd.array(depths, dtype="Int64")}, index=names)
+
+    assert nested(modules) == (labels, parents)
+
+
+def test_rows_of_the_table_of_layers_that_are_no_modules_are_split_off() -> None:
+    first, second = SPECIAL_ROWS[:2]
+    layers = pd.DataFrame({"module": ["Net", None, None, "Odd"]}, index=["net", "net.a", first, second])
+
+    modules, special = split_layers(layers)
+
+    assert (modules.index.tolist(), special.index.tolist()) == (["net", "net.a", second], [first])

@@ -130,8 +130,34 @@ def test_a_damaged_outcome_is_one_error_that_names_the_file_and_the_key(tmp_path
     saved = run(usual(40)).save(tmp_path / "run")
     edited(saved, **{key: value})
 
-    with pytest.raises(RecordingError, match=rf"run\.json is damaged: .*`outcome\.{key}"):
+    with pytest.raises(RecordingError, match=rf"run\.json is damaged: .*`outcome\.{key}`\.$"):
         perfnb.load(saved)
+
+
+def test_an_outcome_has_the_finding_behind_the_verdict_and_the_circumstances() -> None:
+    findings = pd.DataFrame({"bottleneck": ["a", "b"], "confidence": ["low", "high"], "bound_ms": [math.nan, 2.0]})
+    around: dict[str, Any] = {"at": "2026-03-01T12:00:00+02:00", "host": "h", "torch": 2.6, "commit": None}
+    around |= {"gpus": ["A", "B"], "processor": "P", "threads": 3}
+    figures = {"step_ms": 3, "peak_bytes": 7.0, "batch_size": 8.0, "ratio": 0.75, "data_share": 0.0}
+
+    made = make_outcome(
+        "x", around, verdict="v", findings=findings, row=1, interval_ms=(1, 2), ratio_interval=(0.5, 1.5), **figures
+    )
+
+    assert made.at == datetime(2026, 3, 1, 10, tzinfo=UTC)
+    assert (made.name, made.verdict, made.confidence, made.bound_ms) == ("x", "v", "high", 2.0)
+    assert [(one.bottleneck, one.confidence, one.bound_ms) for one in made.findings] == [
+        *(("a", "low", None), ("b", "high", 2.0))
+    ]
+    assert (made.step_ms, made.step_ci_ms, made.ratio, made.ratio_ci) == (3.0, (1.0, 2.0), 0.75, (0.5, 1.5))
+    assert (made.peak_bytes, made.batch_size, made.data_share) == (7, 8, 0.0)
+    assert (type(made.peak_bytes), type(made.batch_size), type(made.step_ms)) == (int, int, float)
+    assert (made.host, made.torch, made.commit, made.device) == ("h", "2.6", None, "A, B")
+    assert made.environment == {"gpus": ["A", "B"], "processor": "P", "threads": 3}
+    unverdicted = make_outcome("x", {"processor": "P", "gpus": [], "at": "then"}, findings=findings)
+    assert (unverdicted.device, unverdicted.bound_ms, unverdicted.confidence) == ("P", None, None)
+    assert len(unverdicted.findings) == 2
+    assert abs(datetime.now(UTC) - unverdicted.at) < timedelta(hours=1)
 
 
 @pytest.mark.parametrize("unknown", [None, math.nan, math.inf, pd.NA])

@@ -13,12 +13,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from perfnb.errors import TraceError
 from perfnb.recording import executors, reading
 from perfnb.recording.executors import answers, is_executor
-from perfnb.recording.from_trace import WHOLE_TRACE, layers_read, layers_written, rows_of_trace, with_module_layers
+from perfnb.recording.from_trace import (
+    WHOLE_TRACE,
+    _names,
+    categorical,
+    layers_read,
+    layers_written,
+    rows_of_trace,
+    with_module_layers,
+)
 from perfnb.recording.job import RANKS, place_of_rank, tell_of_ranks
 from perfnb.recording.reading import in_rank_order, rank_of_name, read_file, read_recordings, trace_files
 from perfnb.recording.recording import Recording
@@ -136,6 +145,78 @@ def test_the_layers_that_perfnb_writes_into_a_trace_are_read_again(tmp_path: Pat
         assert layers_read(written | {frame: written[frame] | {column: values}}) is None
     assert layers_read(written | {"version": 2}) is None
     assert layers_read(None) is None
+
+
+def test_layers_have_the_names_that_lightning_gives_them_and_a_loss_is_none(tmp_path: Path) -> None:
+    trace = Written().step(0, 0, 1000).op("aten::mm", 30, 40)
+    calls = [("my.Encoder: encoder", 10, 100), ("torch.nn.modules.linear.Linear: encoder.head", 20, 50)]
+    calls += [("nn.MSELoss: criterion", 200, 300), ("Linear: criterion.scale", 210, 220)]
+    calls += [("torch.nn.modules.linear.Linear: encoder.head", 400, 450)]
+    for name, begin, end in calls:
+        trace.event(f"[pl][module]{name}", begin, end, "user_annotation")
+    trace.event("[pl][module]my.Decoder: no_range", 600, 700, "cpu_op")
+
+    recording = read(trace, tmp_path)
+
+    assert recording.modules["name"].tolist() == ["encoder", "encoder.head"]
+    assert recording.modules["module"].tolist() == ["Encoder", "Linear"]
+    assert recording.modules[["parent", "depth"]].to_numpy().tolist() == [[-1, 0], [0, 1]]
+    assert recording.spans["layer"].tolist() == [0, 1, -1, -1, 1]
+    assert recording.spans["loss"].tolist() == [False, False, True, True, False]
+    spans = recording.events[recording.events["span"] != -1].sort_values("span")
+    assert (spans["start_ns"] // 1000).tolist() == [begin for _, begin, _ in calls]
+
+
+def test_layers_of_one_path_are_told_apart() -> None:
+    assert _names(["Net", "A", "A", "Net", "A"], [-1, 0, 0, -1, 3], False) == [
+        *("Net", "Net.A", "Net.A (2)", "Net (2)", "Net (2).A")
+    ]
+    assert _names(["net", "net.a", "net"], [-1, 0, -1], True) == ["net", "net.a", "net (2)"]
+
+
+def test_labels_are_sorted_and_merged_and_unused_ones_dropped() -> None:
+    made = categorical(["b", "a", "b", "unused"], np.array([0, 2, -1, 1]))
+
+    assert (made.categories.tolist(), made.codes.tolist()) == (["a", "b"], [1, 1, -1, 0])
+    assert categorical(["unused"], np.array([], dtype=np.int64)).categories.empty
+
+
+@pytest.mark.parametrize(
+    ("name", "uses"),
+    [
+        *(("aten::mm", True), ("xaten::mm", False), ("void at::native::k", True), ("at::nativex", False)),
+        *(("ProfilerStep#1", True), ("my ProfilerStep#1", False), ("nn.Module: A", True), ("mine", False)),
+    ],
+)
+def test_a_program_uses_torch_if_anything_in_its_trace_is_named_so(name: str, uses: bool) -> None:
+    made = ByHand().op("other", 0, 9).op(name, 10, 20)
+
+    foreign, of_torch = made.recording(trace={"foreign": True}), made.recording(trace={})
+    live = made.recording()
+
+    assert (foreign.is_from_trace, foreign.is_foreign, foreign.uses_torch) == (True, True, uses)
+    assert (of_torch.is_from_trace, of_torch.is_foreign, of_torch.uses_torch) == (True, False, True)
+    assert (live.is_from_trace, live.is_foreign, live.uses_torch) == (False, False, True)
+
+
+def test_the_time_of_a_loss_belongs_to_no_layer() -> None:
+    hand = ByHand().step(0, 100)
+    recording = hand.call(hand.layer("net"), 1, 9).call(hand.layer("criterion"), 10, 20, loss=True).recording()
+    earlier = replace(recording, spans=recording.spans.drop(columns="derived"))
+
+    assert recording.span_layers.tolist() == [0, -1]
+    derived = replace(recording, spans=recording.spans.assign(derived=[True, False]))
+    assert derived.derived_spans.tolist() == [True, False]
+    assert earlier.derived_spans.tolist() == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("base_s", "at"), [(1_700_000_000, {"at": "2023-11-14T22:13:20+00:00"}), (1_400_000_000, {}), (4_600_000_000, {})]
+)
+def test_a_clock_that_counts_from_1970_tells_the_date(base_s: int, at: dict[str, str], tmp_path: Path) -> None:
+    trace = Written(baseTimeNanoseconds=base_s * 10**9).step(0, 0, 10).op("aten::mm", 1, 2)
+
+    assert read(trace, tmp_path).meta["environment"] == {"gpus": [], **at}
 
 
 def of_rank(rank: int | None, label: str, tmp_path: Path) -> Path:

@@ -69,6 +69,8 @@ def test_starts_and_ends_are_intervals(tmp_path: Path) -> None:
     }
     assert trace.caveats == ["Instants, counters and asynchronous events (not shown): 2."]
     assert trace.process_names == {1: "a tensor"}
+    assert trace.unit_ns == 500
+    assert read(written(tmp_path, json.dumps(PAIRS[:1]).encode()), LIMITS).unit_ns == 1
 
 
 def test_of_starts_and_ends_at_the_same_times_the_first_is_outside(tmp_path: Path) -> None:
@@ -132,6 +134,11 @@ def test_two_hours_are_no_mistake(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, [event("X", "epoch", 0, dur=7200 * SECOND)])
     assert trace.duration_ns.tolist() == [7200 * 10**9]
     assert trace.caveats == []
+    day = 86_400 * SECOND
+    for starts, most in (([0], day), ([0, day // 10], day), ([5, day + 5], 10 * day)):
+        for dur, lasts in ((most, [most * 1000]), (most + 0.001, [0])):
+            events = [event("X", "long", starts[0], dur=dur), *(event("X", "x", ts, dur=0) for ts in starts[1:])]
+            assert trace_of(tmp_path, events).duration_ns.tolist()[:1] == lasts
 
 
 def test_times_may_be_text_and_must_be_times(tmp_path: Path) -> None:

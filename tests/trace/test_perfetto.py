@@ -310,6 +310,30 @@ def test_an_end_belongs_to_the_last_open_slice(
     assert unpaired == alone
 
 
+@pytest.mark.parametrize(
+    ("words", "own", "name"),
+    [
+        ([], "", ""),
+        ([], "own", "own"),
+        ([(2, "x")], "own", "own"),
+        ([(13, "z"), (10, "y"), (2, "x")], "", "x"),
+        ([(13, "z"), (10, "y")], "", "y"),
+        ([(13, "z")], "", "z"),
+    ],
+)
+def test_a_process_and_a_thread_have_their_own_name_or_that_of_their_track(
+    tmp_path: Path, words: list[tuple[int, str]], own: str, name: str
+) -> None:
+    process = message((1, 7), *([(6, own)] if own else []))
+    thread = message((1, 8), (2, 9), *([(5, own)] if own else []))
+    tracks = [
+        (1, message((60, message((1, uuid), part, *words)))) for uuid, part in ((5, (3, process)), (6, (4, thread)))
+    ]
+    trace = read(written(tmp_path, message(*tracks, packet(10, 1, (23, "a")))), LIMITS)
+
+    assert (trace.process_names, trace.thread_names) == ({7: name}, {(8, 9): name})
+
+
 def test_strings_are_forgotten_when_the_sequence_says_so(tmp_path: Path) -> None:
     def names(word: str, cleared: int) -> tuple[int, bytes]:
         return (1, message((10, 1), (12, message((2, message((1, 1), (2, word))))), (13, cleared)))

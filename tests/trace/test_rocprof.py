@@ -95,6 +95,42 @@ def test_kernels_copies_and_calls(tmp_path: Path) -> None:
     assert "secret" not in repr(trace)
 
 
+def test_what_a_record_does_not_tell_is_missing_or_has_a_number_for_a_name(tmp_path: Path) -> None:
+    whole = copy.deepcopy(SAMPLE)
+    process = whole["rocprofiler-sdk-tool"][0]
+    agents = [{"id": {"handle": 5}, "type": 2, "name": "gfx"}, {"id": {"handle": 6}, "type": 2, "cu_count": 1}]
+    process["agents"] = [{"id": {"handle": 4}, "type": 1}, *agents]
+    process["kernel_symbols"] = [{"kernel_id": 8, "kernel_name": "_Z", "demangled_kernel_name": "f()"}]
+    process["strings"]["marker_api"] = []
+    copied = {"kind": 2, "src_agent_id": {"handle": 5}}
+    process["buffer_records"] = {
+        "kernel_dispatch": [record(0, 0, 1, **on(6, 8), stream_id=None), record(1, 1, 1, **on(4, 8))],
+        "memory_copy": [
+            record(2, 1, 1, **copied, operation=0, dst_agent_id={"handle": 6}),
+            record(3, 1, 1, **copied, operation=2, dst_agent_id={"handle": 4}, stream_id=None),
+            record(4, 1, 1, kind=9, operation=7, bytes=3),
+        ],
+        "hsa_api": [record(5, 1, 1, kind=-1, operation=1)],
+        "rccl_api": [record(6, 1, 1, kind=1, operation=-1)],
+        "marker_api": [record(7, 1, 70, kind=3, operation=0)],
+    }
+
+    trace = read(of_json(tmp_path, whole), LIMITS)
+
+    columns = ([trace.names[name] for name in trace.name], trace.device, trace.stream, trace.bytes, trace.start_ns)
+    assert [row[:4] for row in sorted(zip(*columns, strict=True), key=lambda row: row[4])] == [
+        *(("f()", 1, 16, -1), ("f()", -1, 3, -1)),
+        *(("Memcpy NONE", 1, 3, -1), ("Memcpy operation 2", 0, -1, -1), ("Memcpy operation 7", -1, 3, 3)),
+        *(("operation 1", -1, -1, -1), ("operation -1", -1, -1, -1), ("roctxMarkA", -1, -1, -1)),
+    ]
+    assert trace.devices == [{"id": 0, "name": "gfx"}, {"id": 1, "name": "", "numSms": 1}]
+    assert (set(trace.process), set(trace.thread), trace.caveats) == ({908}, {908}, [])
+    del process["buffer_records"]["hsa_api"]
+    (caveat,) = read(of_json(tmp_path, whole), LIMITS).caveats
+    assert caveat.startswith("No HIP or HSA calls were recorded")
+    assert read(of_json(tmp_path, SAMPLE), LIMITS).caveats == []
+
+
 def test_a_profile_of_it(tmp_path: Path) -> None:
     profile = perfnb.load(of_json(tmp_path, SAMPLE))
 

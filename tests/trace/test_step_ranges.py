@@ -14,7 +14,7 @@ from perfnb.errors import TraceError
 from perfnb.trace.columns import TraceColumns
 from perfnb.trace.kineto import decode
 from perfnb.trace.step_ranges import with_steps
-from perfnb.trace.trace_steps import steps_of
+from perfnb.trace.trace_steps import _deepest, belongs_to_steps, steps_of, steps_of_events
 
 
 def event(name: str, ts: int, dur: int, cat: str = "user_annotation", tid: int = 2) -> dict[str, Any]:
@@ -149,3 +149,85 @@ def test_the_thread_with_the_most_ranges_counts() -> None:
         "Steps are the ranges named 'batch'; choose others with load(..., steps=) or perfnb show --steps."
     ]
     assert np.all(trace.duration_ns >= 0)
+
+
+def test_marks_on_the_thread_with_most_are_steps_except_those_inside_others() -> None:
+    marks = {1: (0, 100), 2: (20, 30), 3: (100, 52), 4: (151, 49), 5: (198, 102), 6: (299, 101), 8: (400, 50)}
+    marks |= {7: (400, 100)}  # the longer of two that start at once
+    trace = trace_of(
+        *(event(f"ProfilerStep#{number}", 10_000 + at, lasting) for number, (at, lasting) in marks.items()),
+        *(event("ProfilerStep#0", 0, 99, tid=5), event("ProfilerStep#9", 0, 99, "kernel")),
+    )
+
+    steps = steps_of(trace)
+
+    assert steps.marked
+    assert (steps.numbers.tolist(), steps.ignored) == ([1, 3, 4, 6, 7], 4)
+    assert ((steps.starts - 10_000_000) // 1000).tolist() == [0, 100, 151, 299, 400]
+    assert ((steps.ends - 10_000_000) // 1000).tolist() == [100, 151, 200, 400, 500]
+    assert [trace.names[trace.name[row]] for row in steps.rows] == [f"ProfilerStep#{one}" for one in steps.numbers]
+    assert (steps.process, steps.thread) == (1, 2)
+
+
+NODE = "autograd::engine::evaluate_function: MulBackward0"
+
+
+@pytest.mark.parametrize(
+    ("events", "thread", "lasts"),
+    [
+        ([(NODE, 0, 50, 3), ("a", 10, 5, 3), ("b", 49, 9, 3), ("c", 90, 5, 4)], 4, (0, 95)),
+        ([(NODE, 0, 50, 3), ("a", 10, 5, 3), ("b", 50, 9, 3), ("c", 9, 1, 4)], 3, (0, 59)),
+        ([(NODE, 0, 50, 3), (NODE, 5, 9, 3), ("a", 20, 5, 3), ("b", 30, 5, 3), ("c", 9, 1, 4)], 4, (0, 50)),
+        ([(NODE, 60, 9, 3), ("a", 20, 5, 3), ("b", 30, 5, 3), ("c", 9, 1, 4)], 3, (9, 69)),
+        ([("a", 20, 5, 4), ("b", 30, 5, 3)], 3, (20, 35)),
+    ],
+)
+def test_a_trace_without_marks_is_a_step_of_the_thread_with_most_events_outside_backward(
+    events: list[tuple[str, int, int, int]], thread: int, lasts: tuple[int, int]
+) -> None:
+    kernel = event("k", 70, 200, "kernel", tid=9)
+    host = [event(name, at, lasting, "cpu_op", tid) for name, at, lasting, tid in events]
+
+    steps = steps_of(decode(json.dumps([kernel, *host]).encode()))
+
+    assert not steps.marked
+    assert (steps.process, steps.thread, steps.numbers.tolist()) == (1, thread, [0])
+    assert (steps.starts[0] // 1000, steps.ends[0] // 1000) == lasts
+    alone = steps_of(decode(json.dumps([kernel]).encode()))
+    assert (alone.process, alone.thread, alone.starts.tolist(), alone.ends.tolist()) == (-1, -1, [70_000], [270_000])
+    nothing = steps_of(decode(b"[]"))
+    assert (nothing.process, nothing.thread, nothing.numbers.tolist(), nothing.ignored) == (-1, -1, [], 0)
+
+
+def test_an_event_is_part_of_the_step_that_launched_it_or_in_which_it_starts() -> None:
+    def launched(name: str, at: int, cat: str, correlation: int) -> dict[str, Any]:
+        return event(name, at, 5, cat) | {"args": {"correlation": correlation}}
+
+    ops = [event("op", at, 60, "cpu_op") for at in (0, 99, 100, 149, 150, 200)]
+    calls = [launched("call", at, "cuda_runtime", place) for place, at in enumerate((50, 120, 160))]
+    kernels = [launched("k", 170, "kernel", place) for place in (0, 1, 2, 3)]
+    marks = [event("ProfilerStep#4", 0, 100), event("ProfilerStep#5", 150, 50), event("ProfilerStep#6", 10, 5)]
+    trace = decode(json.dumps([*ops, *calls, *kernels, *marks]).encode())
+    steps = steps_of(trace)
+
+    found = steps_of_events(trace, steps.starts, steps.ends).tolist()
+
+    assert found == [*(0, 0, -1, -1, 1, -1), *(0, -1, 1), *(0, -1, 1, 1), *(0, 1, 0)]
+    assert belongs_to_steps(trace, steps).tolist() == [step != -1 for step in found]
+    unmarked = decode(json.dumps([*kernels, *ops]).encode())
+    assert belongs_to_steps(unmarked, steps_of(unmarked)).all()
+
+
+@pytest.mark.parametrize(
+    ("events", "levels"),
+    [
+        ([], 0),
+        ([(1, 0, 10), (1, 10, 10)], 1),
+        ([(1, 0, 10), (2, 0, 10)], 1),
+        ([(1, 0, 10), (1, 0, 0)], 2),
+        ([(1, 10, 0), (1, 0, 10)], 1),
+        ([(1, 8, 1), (1, 3, 1), (1, 2, 5), (1, 0, 10), (2, 3, 1)], 3),
+    ],
+)
+def test_events_of_a_thread_that_are_open_at_once_are_nested(events: list[tuple[int, int, int]], levels: int) -> None:
+    assert _deepest(*(np.array([one[column] for one in events], dtype=np.int64) for column in range(3))) == levels

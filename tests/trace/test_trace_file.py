@@ -15,6 +15,7 @@ import sys
 import time
 import zipfile
 import zlib
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ import perfnb
 from perfnb.errors import TraceError
 from perfnb.trace import trace_file
 from perfnb.trace.kineto import read
-from perfnb.trace.trace_file import Limits
+from perfnb.trace.trace_file import LETTERS, Kept, Limits, Reports, head_of, lines_of_file, refuse_many_values
 
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 9, "ts": 1.5, "dur": 2.25, "args": {}}
 WHOLE = json.dumps({"traceEvents": [EVENT] * 3}).encode()
@@ -135,6 +136,54 @@ def test_a_format_is_recognised_by_the_first_bytes_of_the_file(
     assert 0 < handed_out <= trace_file.HEAD
 
 
+def test_the_head_of_a_file_is_unpacked_as_far_as_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_file, "HEAD", 64)
+    monkeypatch.setattr(trace_file, "_BLOCK", 16)
+    path, text = tmp_path / "trace", bytes(range(100))
+    damaged = b"\x1f\x8b" + bytes(50)
+    heads = [(text, text[:64]), (text[:9], text[:9]), (gzip.compress(text[:9]) * 2, text[:9] * 2)]
+    heads += [(gzip.compress(b"ab" * 200), b"ab" * 32), (damaged, damaged), (b"", b"")]
+    for content, head in heads:
+        path.write_bytes(content)
+        assert head_of(path) == head
+    assert head_of(tmp_path) == head_of(tmp_path / "missing") == b""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
+@pytest.mark.parametrize("block", [3, 2**20])
+def test_a_text_file_has_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, block: int) -> None:
+    monkeypatch.setattr(trace_file, "_BLOCK", block)
+    monkeypatch.setattr(trace_file, "_LONGEST_LINE", 6)
+    path, mark = tmp_path / "lines", b"\xfe\xff" if encoding == "utf-16-be" else b""
+    for text, lines in (("", [""]), ("größe\r\n\n123456\nlast\r", ["größe", "", "123456", "last"])):
+        path.write_bytes(mark + text.encode(encoding))
+        assert list(lines_of_file(path, Limits())) == lines
+    for text in ("1234567\n1", "1\n1234567", "1\n1234567\n"):
+        path.write_bytes(mark + text.encode(encoding))
+        with pytest.raises(TraceError, match="lines was not read: it has a line of more than 6 characters"):
+            list(lines_of_file(path, Limits()))
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [("[{},{}]", False), ("[[],{},{}]", True), (f"[{'1,' * 11}1]", False), (f"[{{{'1,' * 8}", True), ("", False)],
+)
+def test_lists_and_objects_count_as_values_and_four_others_as_one(text: str, refused: bool) -> None:
+    with pytest.raises(TraceError, match=r"^it was not read: it contains more than 3") if refused else nullcontext():
+        refuse_many_values(bytearray(text.encode()), "it", Limits(max_events=3))
+
+
+def test_what_a_reader_keeps_is_counted_up_to_the_limits() -> None:
+    kept = Kept("it", Limits(max_events=3))
+    kept.add(2, "a" * LETTERS)
+    kept.add(text="b" * 2 * LETTERS)
+
+    with pytest.raises(TraceError, match="it contains more than 3 events, names and values"):
+        kept.add()
+    with pytest.raises(TraceError, match=f"its names have more than {3 * LETTERS:,} characters in total"):
+        kept.add(-1, "c")
+
+
 def test_other_kinds_of_compression_are_named(tmp_path: Path) -> None:
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
@@ -168,40 +217,20 @@ def test_a_file_above_a_cap_is_refused_with_the_cap_to_raise(tmp_path: Path) -> 
     assert "above 9 B" in error_of(plain, max_bytes=9)
 
 
-@pytest.mark.slow
-def test_progress_is_told_from_the_third_second_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "trace.json"
-    path.write_bytes(json.dumps([EVENT] * 10**5).encode())
-    size = path.stat().st_size
-    blocks = size // 2**20 + 1
-    told: list[tuple[int, int]] = []
-    for seconds, least, most in ((0.0, 0, 0), (0.05, 0, 0), (0.3, blocks - 8, blocks - 5), (5.0, blocks, blocks)):
-        clock = iter(range(10**6))
-        monkeypatch.setattr(time, "monotonic", lambda clock=clock, seconds=seconds: next(clock) * seconds)
-        told.clear()
-        read(path, progress=lambda done, total: told.append((done, total)))
-        assert least <= len(told) <= most, seconds
-        assert told == sorted(told)
-        assert all(total == size for _, total in told)
-        if told:
-            assert told[-1] == (size, size)
+def test_progress_is_told_a_few_times_per_second_after_a_while_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_file, "QUIET_S", 2.0)
+    monkeypatch.setattr(trace_file, "_EVERY_S", 0.5)
+    now, told = [100.0], list[tuple[float, int, int]]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    for steps in ((1.75, 1), (2.0, 2), (2.25, 3), (2.5, 4), (2.75, 5), (3.25, 6), (3.5, 90)), ((1.75, 90),):
+        now[0] = 100.0
+        report = Reports(lambda done, total: told.append((now[0] - 100.0, done, total)), 90)
+        for at, done in steps:
+            now[0] = 100.0 + at
+            report(done)
 
-
-@pytest.mark.slow
-def test_progress_is_told_now_and_then_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "trace.json"
-    path.write_bytes(json.dumps([EVENT] * 10**5).encode())
-    blocks = path.stat().st_size // 2**20 + 1
-    clock = iter(range(10**6))
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock) * trace_file._EVERY_S / 3)
-    monkeypatch.setattr(trace_file, "QUIET_S", 0.0)
-    told: list[int] = []
-
-    read(path, progress=lambda done, total: told.append(done))
-
-    assert len(told) == -(-blocks // 3)
-    assert told[-1] == path.stat().st_size
-    assert blocks % 3  # the last one was reported out of turn
+    assert told == [(2.0, 2, 90), (2.5, 4, 90), (3.25, 6, 90), (3.5, 90, 90)]
+    Reports(None, 90)(90)
 
 
 def test_an_error_of_the_one_who_is_told_goes_through_and_leaves_no_file_open(
@@ -211,6 +240,9 @@ def test_an_error_of_the_one_who_is_told_goes_through_and_leaves_no_file_open(
     monkeypatch.setattr(trace_file, "_EVERY_S", 0.0)
     path = tmp_path / "trace.json"
     path.write_bytes(WHOLE)
+    told: list[tuple[int, int]] = []
+    read(path, progress=lambda *progress: told.append(progress))
+    assert told == [(len(WHOLE), len(WHOLE))]
 
     with pytest.raises(ZeroDivisionError):  # a ResourceWarning would fail the test
         read(path, progress=lambda done, total: 1 // 0)  # type: ignore[arg-type, return-value]
