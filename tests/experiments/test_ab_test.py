@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from perfnb.errors import RecordingError
 from perfnb.experiments import ab_test as module
 from perfnb.experiments.report_files import read_report, save_report
 from perfnb.results import ABTest
-from tests.experiments.ab_samples import EXAMPLES
+from tests.experiments.ab_samples import EXAMPLES, experiment
 from tests.fake_clock import FakeClock
 from tests.recordings import ByHand
 
@@ -210,22 +211,75 @@ def test_a_number_is_compared_with_a_tensor_of_one() -> None:
     assert report.decision == "accept"
 
 
-@pytest.mark.slow
-def test_both_profiles_have_the_same_batches_of_a_loader_that_shuffles(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [torch.ones(count) for count in range(1, 60)]
-    loader = torch.utils.data.DataLoader(rows, batch_size=None, shuffle=True)  # type: ignore[arg-type]
-    seen: list[list[int]] = []
+def old(batch: Tensor) -> None: ...
 
-    def profiled(step: Any, batches: Any, **options: Any) -> perfnb.Profile:
-        seen.append([len(batch) for batch in batches])
-        return perfnb.profile_step(step, [X], **options)
 
-    monkeypatch.setattr(module, "profile_step", profiled)
-    step = sleeping(1.0)
-    report = perfnb.ab_test(step, step, batches=loader, budget_s=1, profile=True)
+def new(batch: Tensor) -> None: ...
 
-    assert seen[0] == seen[1] != sorted(seen[0])
-    assert (report.baseline.name, report.candidate.name) == ("baseline", "candidate")
+
+WORDS = "the result differs by up to 0.5 times the largest value"
+
+
+@pytest.mark.parametrize(
+    ("given", "judged_by", "check"),
+    [
+        ({}, "nothing", None),
+        ({"profile": True}, "results", WORDS),
+        ({"limits": {}}, "results", WORDS),
+        ({"limits": {"difference": 0.5}}, "results", ""),
+        ({"check": 0.5}, "check", ""),
+        ({"check": 0.4, "limits": {"difference": 0.5}, "profile": True}, "check", WORDS),
+        ({"quality": lambda: {"loss": 1.0}}, "function", None),
+        ({"quality": lambda: {"loss": 1.0}, "limits": {"loss": 2.0}, "profile": True}, "function", None),
+    ],
+)
+def test_results_are_compared_if_a_decision_is_asked_for_and_profiles_share_the_budget(
+    given: dict[str, Any], judged_by: str, check: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[Any] = []
+
+    def pairs(*steps: Any, compare: Any, **options: Any) -> Any:
+        ran.append((steps, options))
+        if compare is not None:
+            compare(torch.tensor([1.0, 1.0]), torch.tensor([1.0, 0.5]))
+        return experiment(0.5)
+
+    def profile(*steps: Any, **options: Any) -> Any:
+        ran.append((steps, options["name"], options["budget_s"]))
+        numbers.append(float(torch.rand(())))
+        return options["name"]
+
+    numbers = list[float]()
+    monkeypatch.setattr(module, "time_pairs", pairs)
+    monkeypatch.setattr(module, "profile_step", profile)
+    report = perfnb.ab_test(old, new, [X], budget_s=10, equal_within=0.1, change="it is new", **given)
+
+    profiled = given.get("profile", False)
+    options = {"budget_s": pytest.approx(6.0 if profiled else 10.0), "equal_within": 0.1}
+    of_profiles = [((old, [X]), "old", pytest.approx(2.0)), ((new, [X]), "new", pytest.approx(2.0))]
+    assert ran == [((old, new, [X], ("old", "new")), options), *of_profiles * profiled]
+    assert len(set(numbers)) == profiled  # both have the same random numbers, and so the same batches
+    assert (report.quality.judged_by, report.check, report.judged) == (judged_by, check, bool(given))
+    assert report.options == {"budget_s": 10, "equal_within": 0.1, "profile": profiled}
+    assert (report.limits, report.change) == (given.get("limits", {}), "it is new")
+    assert report.profiles == ({"baseline": "old", "candidate": "new"} if profiled else {})
+
+
+def test_steps_have_their_own_names_if_these_differ() -> None:
+    assert module._names(old, new) == ("old", "new")
+    for other in (old, lambda batch: None, partial(old, X)):
+        assert module._names(old, other) == module._names(other, old) == ("baseline", "candidate")
+
+
+def test_a_tracker_gets_the_decision_and_the_samples_of_the_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[Any] = []
+    monkeypatch.setattr(module, "log_result", lambda *given: logged.append(given) or ["a note"])
+    report = replace(EXAMPLES["judged"], profiles={})
+    assert report.log_to("a tracker", 3) == ["a note"]
+    [(of, target, step)] = logged
+    assert (of.kind, of.result, target, step) == ("ab_test", report, "a tracker", 3)
+    assert (of.outcome.verdict, of.outcome.ratio) == (report.decision, report.ratio)
+    assert of.more == {"samples_per_s": report.candidate.throughput_per_s}
 
 
 @pytest.mark.slow
