@@ -188,12 +188,6 @@ def test_a_reduced_trace_keeps_no_events(traces: list[Path], tmp_path: Path) -> 
     assert len(journal) == 1  # type: ignore[arg-type]
 
 
-def test_hidden_files_are_seen_by_the_journal(traces: list[Path], tmp_path: Path) -> None:
-    hidden = traces[0].rename(traces[0].parent / ".t.json")
-
-    assert perfnb.load(hidden, journal=tmp_path / "fleet").table.index.tolist() == ["_t.json"]  # type: ignore[union-attr]
-
-
 def test_what_makes_no_sense_is_refused(traces: list[Path], tmp_path: Path) -> None:
     for given in (3, "x", object(), ThreadPoolExecutor):
         with pytest.raises(TypeError, match="executor must be an executor"):
