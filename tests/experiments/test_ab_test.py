@@ -228,7 +228,7 @@ def test_results_are_compared_if_a_decision_is_asked_for_and_profiles_share_the_
     assert (report.quality.judged_by, report.check, report.judged) == (judged_by, check, bool(given))
     assert report.options == {"budget_s": 10, "equal_within": 0.1, "profile": profiled}
     assert (report.limits, report.change) == (given.get("limits", {}), "it is new")
-    assert report.profiles == ({"baseline": "old", "candidate": "new"} if profiled else {})
+    assert dict[str, Any](report.profiles) == ({"baseline": "old", "candidate": "new"} if profiled else {})
 
 
 def test_steps_have_their_own_names_if_these_differ() -> None:
@@ -239,7 +239,12 @@ def test_steps_have_their_own_names_if_these_differ() -> None:
 
 def test_a_tracker_gets_the_decision_and_the_samples_of_the_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
     logged: list[Any] = []
-    monkeypatch.setattr(module, "log_result", lambda *given: logged.append(given) or ["a note"])
+
+    def log(*given: Any) -> list[str]:
+        logged.append(given)
+        return ["a note"]
+
+    monkeypatch.setattr(module, "log_result", log)
     report = replace(EXAMPLES["judged"], profiles={})
     assert report.log_to("a tracker", 3) == ["a note"]
     [(of, target, step)] = logged

@@ -194,10 +194,10 @@ class Made(perfnb.Profile):
         self.facts = facts
 
     timing = StepTimes((1.0,) * 10, batch_size=4)  # type: ignore[assignment]
-    meta = property(lambda self: self.facts["meta"])  # type: ignore[assignment]
-    roofline = property(lambda self: self.facts["roofline"])  # type: ignore[assignment]
-    _summary = property(lambda self: SimpleNamespace(memory=self.facts["memory"]))  # type: ignore[assignment]
-    _measured_here = property(lambda self: self.facts["here"])  # type: ignore[assignment]
+    meta = property(lambda self: self.facts["meta"])
+    roofline = property(lambda self: self.facts["roofline"])
+    _summary = property(lambda self: SimpleNamespace(memory=self.facts["memory"]))
+    _measured_here = property(lambda self: self.facts["here"])
 
 
 def test_a_profile_is_kept_with_its_own_environment_before_that_of_here(

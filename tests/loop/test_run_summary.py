@@ -312,11 +312,16 @@ def test_a_loaded_run_keeps_and_logs_what_was_found_when_it_was_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logged: list[Any] = []
-    monkeypatch.setattr("perfnb.loop.run.log_result", lambda *given: logged.append(given) or ["a note"])
+
+    def log(*given: Any) -> list[str]:
+        logged.append(given)
+        return ["a note"]
+
+    monkeypatch.setattr("perfnb.loop.run.log_result", log)
     waits = usual(N, 6.0, seed=2)
     found = run(usual(N) + waits, waits)
-    saved = SavedFolder(RUN, found.save(tmp_path / "run")).outcome
-    again = perfnb.load(tmp_path / "run")
+    saved: Any = SavedFolder(RUN, found.save(tmp_path / "run")).outcome
+    again: Any = perfnb.load(tmp_path / "run")
 
     assert again.log_to("a tracker", 3) == ["a note"]
     [(of, target, step)] = logged

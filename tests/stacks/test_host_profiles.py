@@ -120,7 +120,8 @@ def test_a_line_that_cannot_be_is_unknown(tmp_path: Path) -> None:
     frames = [{"name": f"f{line}", "file": "a.py", **({} if line is None else {"line": line})} for line in lines]
     sampled = {"type": "sampled", "name": "a", "unit": "seconds", "samples": [[*range(6)]], "weights": [1]}
     file = SPEEDSCOPE | {"shared": {"frames": frames}, "profiles": [sampled]}
-    table = perfnb.load(written(tmp_path, json.dumps(file))).functions.set_index("function")["line"]
+    profile: Any = perfnb.load(written(tmp_path, json.dumps(file)))
+    table = profile.functions.set_index("function")["line"]
     assert {name: None if pd.isna(line) else line for name, line in table.items()} == {
         f"f{line}": known for line, known in lines.items()
     }
