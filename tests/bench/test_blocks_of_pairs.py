@@ -16,9 +16,18 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import perfnb
-from perfnb.bench.design import MOST_WARMUP, Prefetching, _pilot_blocks, planned_blocks, slower_back_to_back, warm_up
+from perfnb.bench.design import (
+    MOST_WARMUP,
+    Prefetching,
+    _pilot_blocks,
+    planned_blocks,
+    planned_rounds,
+    slower_back_to_back,
+    warm_up,
+)
 from perfnb.bench.rounds import batches_ready, prefetching
 from perfnb.errors import CaptureError
+from perfnb.stats.planning import Planned, plan_pairs
 from tests.fake_clock import FakeClock
 from tests.waiting import wait_until
 
@@ -144,24 +153,83 @@ def test_what_prepares_batches_for_both_favours_none(clock: FakeClock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("left_s", "turns", "count"),
+    ("turn_ms", "left_s", "lead", "turns", "count", "most_s"),
     [
-        (5.76, 20, 11),  # 12 rounds of 24 turns of 20 ms take 5.76 s, of which 4 turns do not count
-        (100.0, 64, 40),
-        (2.0, 8, 8),  # at least twice what may be prefetched
+        ((5.0, 15.0), 5.761, 4, 24, 10, 11.522),
+        ((5.0, 15.0), 5.759, 4, 20, 11, 11.518),  # 12 rounds of 24 turns of 20 ms take 5.76 s, of which 4 do not count
+        ((5.0, 15.0), 100.0, 4, 64, 40, 200.0),
+        ((5.0, 15.0), 2.0, 4, 8, 8, 4.0),  # at least twice what may be prefetched
+        ((5.0, 15.0), 1.441, 4, 8, 6, 2.882),
+        ((5.0, 15.0), 1.439, 4, 8, 6, 1.439),  # 5 are planned, but 6 may fit
+        ((5.0, 15.0), 0.241, 4, 8, 6, 0.241),
+        ((5.0, 15.0), 0.239, 0, 1, 1, 0.478),  # a pair of turns, which has no verdict
+        ((5.0, 15.0), -1.0, 0, 1, 1, 0.0),
+        ((0.3, 0.1), 2.0, 4, 200, 24, 4.0),  # the shortest block takes 20 ms
+        (None, 2.0, 0, 1, 1, 4.0),
     ],
 )
 def test_blocks_are_as_long_as_twelve_of_them_fit_the_budget(
-    left_s: float, turns: int, count: int, clock: FakeClock
+    turn_ms: tuple[float, float] | None,
+    left_s: float,
+    lead: int,
+    turns: int,
+    count: int,
+    most_s: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: dict[str, Any] = {}
     bench = SimpleNamespace(count=2, blocks=lambda orders, **options: asked.update(options) or np.ones((2, 1)))
-    turn_ms = np.array([5.0, 15.0])
+    monkeypatch.setattr("perfnb.bench.design.time", SimpleNamespace(perf_counter=lambda: 100.0))
+    monkeypatch.setattr("perfnb.bench.design._pilot_blocks", lambda *_: None)
 
-    _, blocks, _ = planned_blocks(bench, time.perf_counter(), left_s, Prefetching("threads", 4), turn_ms)
+    found = Prefetching("threads", 4)
+    plan, blocks, _ = planned_blocks(bench, 99.0, left_s + 1, found, None if turn_ms is None else np.array(turn_ms))
 
-    assert (blocks.lead, blocks.turns) == (4, turns)
-    assert (asked["lead"], asked["turns"], asked["planned"]) == (4, turns, count)
+    assert (blocks.who, blocks.lead, blocks.turns) == ("threads", lead, turns)
+    assert (asked["lead"], asked["turns"], asked["planned"]) == (lead, turns, count)
+    assert asked["until"] == pytest.approx(100 + most_s)
+    assert plan == Planned(count, max(count, 6))
+
+
+#: The milliseconds of rounds on a machine whose speed changes, and what a single step adds to their logarithms.
+SPEEDS, NOISE = np.array([10.0, 20.0, 40.0, 10.0, 20.0]), np.array([0.03, -0.03, 0.03, -0.03, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("pilot", "left_s", "plan", "until"),
+    [
+        # What slows all steps of a round does not matter, and the noisiest pair decides.
+        (np.array([SPEEDS, 2 * SPEEDS]), 1e3, Planned(12, 6), 2e3),
+        (np.array([SPEEDS, 2 * SPEEDS, SPEEDS * np.exp(NOISE)]), 1e3, plan_pairs(NOISE, power=0.8), 2e3),
+        (np.array([SPEEDS * np.exp(NOISE), SPEEDS]), 1e3, plan_pairs(NOISE, power=0.8), 2e3),
+        (np.array([20 * np.exp(NOISE)]), 1e3, plan_pairs(NOISE, power=0.8), 2e3),  # a single step is judged alone
+        # The median round takes 60 ms.
+        (np.array([SPEEDS, 2 * SPEEDS]), 0.425, Planned(7, 6), 0.85),
+        (np.array([SPEEDS, 2 * SPEEDS]), 0.01, Planned(6, 6), 0.12),
+        (np.array([SPEEDS, 2 * SPEEDS]), -0.5, Planned(6, 6), 0.12),
+        # A single round has no spread.
+        (np.array([[20.0], [40.0]]), 0.61, Planned(10, 10), 1.22),
+        (np.array([[20.0], [40.0]]), 1e3, Planned(100, 100), 2e3),
+    ],
+)
+def test_a_pilot_plans_the_rounds_that_tell_any_two_steps_apart(
+    pilot: np.ndarray, left_s: float, plan: Planned, until: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, dict[str, Any]]] = []
+
+    def rounds(orders: Any, **options: Any) -> np.ndarray:
+        asked.append((len(list(orders)), options))
+        return pilot * len(asked)
+
+    monkeypatch.setattr("perfnb.bench.design.time", SimpleNamespace(perf_counter=lambda: 100.0))
+    found, times = planned_rounds(SimpleNamespace(count=len(pilot), rounds=rounds), 99.0, left_s + 1, 0.02, power=0.8)
+
+    assert found == plan
+    assert times is not None
+    assert times.tolist() == (2 * pilot).tolist()
+    (pilots, first), (count, second) = asked
+    assert (pilots, first) == (10, {"pass_name": "pilot", "until": pytest.approx(99 + 0.4 * (left_s + 1))})
+    assert (count, second) == (plan.count, {"planned": plan.count, "until": pytest.approx(100 + until)})
 
 
 def test_where_there_is_no_time_for_blocks_there_is_no_verdict(clock: FakeClock) -> None:
@@ -299,6 +367,8 @@ def test_a_clock_that_stands_still_in_the_warm_up_is_an_error(monkeypatch: pytes
         ([1.0, 1.4, 1.0, 1.2, 1.0], 10.0, None),  # slow only once
         ([1.0, 1.4, 1.2, 1.6], 10.0, None),  # the interleaved turns after it are slow as well
         ([1.0, 1.4, 1.0, 1.4, 1.2], 10.0, None),
+        ([1.0, 2.6, 2.0, 9.0], 10.0, None),  # by as much as is allowed
+        ([1.0, 3.0, 1.0, 2.6, 2.0], 10.0, None),
         ([1.0], 0.15, None),  # too little time
         ([1.0, 1.4, 1.0, 1.4, 1.0], 0.16, 1.4),
     ],
@@ -306,12 +376,17 @@ def test_a_clock_that_stands_still_in_the_warm_up_is_an_error(monkeypatch: pytes
 def test_hidden_prefetching_is_what_makes_a_step_slower_in_each_row_than_in_the_turns_around_it(
     runs: list[float], budget_s: float, found: float | None
 ) -> None:
-    """The second step never changes; each takes a millisecond, and rows have four parts of which one is fast."""
+    """The second step never changes; each takes a millisecond, and rows have four parts of which one is fast.
+
+    Interleaved turns count by their mean or their median, whichever is longer.
+    """
     left, asked = list(runs), list[tuple[int, int, int]]()
 
     def rounds(orders: Any, *, pass_name: str, until: float) -> np.ndarray:
         assert len(list(orders)) == 8
-        return np.array([[left.pop(0)] * 8, [1.0] * 8])
+        usual = left.pop(0)
+        uneven = [usual] * 5 + [0.0] * 3 if len(left) % 4 else [usual / 2] * 6 + [2.5 * usual] * 2
+        return np.array([uneven, [1.0] * 8])
 
     def blocks(orders: Any, *, lead: int, turns: int, parts: int, pass_name: str) -> np.ndarray:
         assert sorted(next(orders)) == [0, 1]

@@ -17,6 +17,7 @@ from perfnb.bench.design import _steps_of_a_block, input_rounds
 from perfnb.bench.input_figures import KINDS
 from perfnb.bench.input_trial import InputTrial
 from perfnb.errors import CaptureError
+from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "clock")
 
@@ -98,6 +99,37 @@ def test_each_kind_of_block_runs_what_it_says() -> None:
             seen[kind] = taken[0] - before[0], called[0] - before[1]
     assert seen == {"together": (3, 3), "loader": (3, 3), "model": (0, 3), "rest": (0, 3), "iteration": (3, 0)}
     assert trial.conditions.step == called[0]
+
+
+def test_a_block_starts_and_ends_when_the_device_is_idle(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work that is still queued on the device belongs to what came before, and the block's own work to the block."""
+    ran, x = list[str](), torch.ones(2, 4)
+
+    class Queued(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            ran.append("model")
+            clock.pass_exactly(30)
+            return super().forward(x)
+
+    def synchronize() -> None:
+        ran.append("wait")
+        clock.pass_exactly(8)
+
+    model, inputs = Queued(4, 1), [x]
+    monkeypatch.setattr("perfnb.bench.input_trial.synchronize", synchronize)
+    with InputTrial(lambda x: model(inputs[-1]), [x], [model], {}) as trial:
+        trial.learn()
+        ran.clear()
+        together = trial.block("together", 2)
+        assert ran == ["wait", "model", "model", "wait"]
+        assert together == pytest.approx(30 + 8 / 2, abs=0.01)
+
+        ran.clear()
+        inputs.append(torch.ones(3, 4))  # the stand-in runs the real model once for a new shape
+        rest = trial.block("rest", 2)
+        assert ran == ["wait", "wait", "model", "wait", "wait"]
+        assert rest == pytest.approx((8 + 8) / 2, abs=0.01)
+        assert trial.unforeseen_ms == pytest.approx(30 + 8, abs=0.01)
 
 
 def test_the_model_is_learnt_in_one_step_or_in_a_second_by_what_is_inside_it() -> None:

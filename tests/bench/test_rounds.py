@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from perfnb.bench.design import Prefetching
-from perfnb.bench.rounds import UNKNOWN_AHEAD, Bench, mapped, prefetching
+from perfnb.bench.rounds import UNKNOWN_AHEAD, Bench, batches_ready, mapped, prefetching
 from perfnb.errors import NestedProfilerError
 from perfnb.step.budget import steady_from
 from perfnb.step.environment import Conditions
@@ -71,6 +71,68 @@ def test_the_wait_for_data_belongs_to_a_step_alone(clock: FakeClock) -> None:
 
     assert times.tolist() == [(20_000_000 + LOOK_NS) / 1e6] * 3
     assert bench.sizes == [4, 4, 4]
+
+
+def test_turns_wait_for_the_device_and_each_step_of_a_block_draws_the_same_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran = list[Any]()
+    monkeypatch.setattr("perfnb.bench.rounds.synchronize", lambda: ran.append("wait"))
+    steps = [lambda name=name: ran.append((name, random.random())) for name in "ab"]
+    with Bench(steps) as bench:
+        bench.rounds([(0, 1)])
+        assert [one[0] for one in ran] == ["w", "a", "b"]
+        ran.clear()
+        assert bench.blocks([(1, 0)], lead=1, turns=2, parts=2).shape == (2, 2)
+    assert "".join(one[0] for one in ran) == "w" + "bwbbwbb" + "awaawaa"
+    drawn = [one[1] for one in ran if one != "wait"]
+    assert drawn[:5] == drawn[5:]
+    assert len(set(drawn)) == 5
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "counted"),
+    [(3, 3, 4), (3, 2, 3), (3, 4, 5), (3, 1, 2), (5, 0, 2), (None, 3, 4), (3, None, 4), (None, None, 4)],
+)
+def test_batches_that_a_block_takes_from_a_queue_do_not_count_but_at_most_half(
+    before: int | None, after: int | None, counted: int, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = iter([before, after])
+    monkeypatch.setattr("perfnb.bench.rounds.batches_ready", lambda step: next(ready))
+    with Bench([lambda: clock.pass_exactly(3)]) as bench:
+        times = bench.blocks([(0,)], lead=0, turns=4)
+    assert times.tolist() == [[pytest.approx(12 / counted, rel=1e-3)]]
+
+
+class Loader:
+    """Stands for the iterator of a loader with workers."""
+
+    def __init__(self, *waiting: int, early: int = 0, workers: Any = 2, factor: Any = 3, over: bool = False) -> None:
+        self._num_workers, self._prefetch_factor, self._shutdown = workers, factor, over
+        queues = [SimpleNamespace(qsize=lambda count=count: count) for count in waiting]
+        if queues:
+            self._data_queue, self._worker_result_queue = queues[0], queues[-1]
+        self._task_info = {number: (0, "batch") if number < early else (0,) for number in range(9)}
+
+
+def test_batches_are_prefetched_by_workers_and_counted_in_their_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfnb.bench.rounds._MultiProcessingDataLoaderIter", Loader)
+
+    def takes(*sources: Any) -> Callable[[], Any]:
+        return lambda: sources
+
+    over = Loader(7, over=True)
+    assert prefetching([takes(Loader(), Loader(workers=4))]) == Prefetching("worker processes", 12)
+    for unknown in (Loader(workers=None), Loader(factor=None)):
+        assert prefetching([takes(unknown)]) == Prefetching("worker processes", UNKNOWN_AHEAD)
+    assert prefetching([takes(over)]) is None
+    assert prefetching([takes(over), takes(Loader(1))]) == Prefetching("worker processes", 6)
+
+    assert batches_ready(takes(Loader(3))) == 3  # both names are of the same queue
+    assert batches_ready(takes(Loader(3, 2, early=4))) == 9
+    assert batches_ready(takes(Loader(3), Loader(2), over)) == 2
+    assert batches_ready(takes(Loader(3), Loader())) is None  # one cannot be read
+    assert batches_ready(takes(over)) is None
 
 
 def test_results_are_kept_where_they_are_wanted() -> None:

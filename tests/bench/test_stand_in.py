@@ -7,6 +7,7 @@ from collections import namedtuple
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -91,6 +92,17 @@ def test_outputs_have_the_values_and_gradients_of_the_true_ones(shape: Any) -> N
             assert torch.equal(two, expected)
         else:
             assert one == two == expected
+
+
+def test_outputs_are_kept_as_they_were_before_the_step_changes_them() -> None:
+    model, x = Shaped(lambda y: (y.detach(), np.ones(2))), torch.randn(2, 4)
+    stand_in, ((true, array),) = learned(model, x)
+    before = true.clone()
+    true.zero_()
+    with stand_in.standing_in():
+        found, same = model(x)
+    assert torch.equal(found, before)
+    assert same.tolist() == array.tolist()
 
 
 def test_backward_and_optimizer_touch_the_smallest_parameter_alone() -> None:

@@ -53,7 +53,8 @@ def test_at_most_five_updates_a_second(line):
 
 
 @pytest.mark.parametrize(
-    ("done", "size", "percent"), [(0, 0, 0), (0, 1, 0), (1, 1, 100), (1, 2, 50), (199, 200, 99), (200, 200, 100)]
+    ("done", "size", "percent"),
+    [(0, 0, 0), (0, 1, 0), (1, 1, 100), (1, 3, 33), (199, 200, 99), (200, 200, 100)],
 )
 def test_a_file_is_read_in_percent(line, done, size, percent):
     with Progress(clock=Clock()) as advance:
@@ -145,15 +146,6 @@ def test_a_new_note_is_drawn_at_once(line):
 )
 def test_how_much_is_done_in_words(progressed, said):
     assert progress.words(*progressed) == said
-
-
-def test_a_file_is_read_by_percent(line):
-    with Progress(clock=Clock()) as advance:
-        read = advance.of_file("a.json")
-        read(1, 3)
-    with Progress(clock=Clock()) as advance:
-        advance.of_file("empty")(0, 0)
-    assert line.updates == [("reading a.json", 33, 100, ""), ("reading empty", 0, 100, "")]
 
 
 def test_a_notebook_s_line_has_its_note_and_no_amount_without_a_total(monkeypatch):

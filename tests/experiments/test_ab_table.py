@@ -78,8 +78,11 @@ def test_utilisations_of_two_ceilings_have_no_ratio_and_flops_per_second_do() ->
 
 
 def test_what_is_unknown_is_missing_and_not_zero() -> None:
-    found = judged(experiment(0.5, pairs=20), SAME, {})
+    ab = replace(experiment(0.5, pairs=20), batch_size=None)
+    found = judged(ab, SAME, {})
 
+    assert found.baseline.throughput_per_s == pytest.approx(1e3 / np.median(ab.a_ms))  # steps
+    assert found.table.loc["throughput_per_s", "unit"] == "steps/s"
     for name in ("p95_ms", "utilisation", "peak_memory_bytes", "flops"):
         assert found.table.loc[name, ["baseline", "candidate", "difference", "ratio", "ci_low"]].isna().all(), name
     assert found.table["limit"].isna()["median_ms"]

@@ -91,6 +91,57 @@ def test_every_trace_becomes_a_row(traces: list[Path], tmp_path: Path, executor:
     assert set(rows.loc[rows["entry"] == "job", "rank"]) == {0, 1}
 
 
+def test_files_of_a_job_share_an_entry_and_others_have_their_own(tmp_path: Path) -> None:
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    for name in ("a/.t.json", "b/run_rank0.json", "b/run_rank1.json", "b/x_rank3.json", "job/h_0.json", "job/h_1.json"):
+        (raw / name).parent.mkdir(parents=True, exist_ok=True)
+        (raw / name).touch()
+    (raw / "empty").mkdir()
+    given = [raw / "a/.t.json", raw / "job", raw / "b/run_rank0.json", raw / "b/run_rank1.json", raw / "b/x_rank3.json"]
+
+    tasks = [
+        (*(str(path.relative_to(tmp_path)) for path in (task.file, task.entry, task.unread)), task.alone)
+        for task in fleet._tasks([*given, raw / "empty"], out)
+    ]
+
+    assert tasks == [
+        ("raw/a/.t.json", "out/a/_t.json", "out/a/_t.json.unread", True),
+        ("raw/job/h_0.json", "out/job", "out/job/h_0.json.unread", False),
+        ("raw/job/h_1.json", "out/job", "out/job/h_1.json.unread", False),
+        ("raw/b/run_rank0.json", "out/b/run_ranks.json", "out/b/run_rank0.json.unread", False),
+        ("raw/b/run_rank1.json", "out/b/run_ranks.json", "out/b/run_rank1.json.unread", False),
+        ("raw/b/x_rank3.json", "out/b/x_rank3.json", "out/b/x_rank3.json.unread", True),
+        ("raw/empty", "out/empty", "out/empty.unread", False),
+    ]
+    assert list(fleet._tasks([], out)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "alone", "made", "done"),
+    [
+        ("t.json", True, "profile.json", True),
+        ("t.json", True, "ranks.json", True),
+        ("t.json", True, "rank_1/profile.json", False),
+        ("t.json", False, "profile.json", False),
+        ("t_rank1.json", False, "rank_1/profile.json", True),
+        ("t_rank1.json", False, "ranks.json", False),  # another rank may have been saved
+        ("t_rank1.json", False, "rank_2/profile.json", False),
+        ("t_rank1.json", True, "profile.json", True),
+    ],
+)
+def test_a_trace_is_done_if_its_entry_is_newer(name: str, alone: bool, made: str, done: bool, tmp_path: Path) -> None:
+    task = fleet._Task(tmp_path / name, tmp_path / "entry", tmp_path / "unread", alone)
+    saved = task.entry / made
+    saved.parent.mkdir(parents=True)
+    saved.touch()
+    assert not task.is_done  # the trace does not exist
+    task.file.touch()
+    for later_s, newer in ((-1, False), (0, False), (1, True)):
+        os.utime(task.file, (1e9, 1e9))
+        os.utime(saved, (1e9 + later_s, 1e9 + later_s))
+        assert task.is_done == (newer and done)
+
+
 def test_what_was_reduced_is_not_read_again_until_it_is_written_again(traces: list[Path], tmp_path: Path) -> None:
     perfnb.load(traces[:2], journal=tmp_path / "fleet")
     again = Submits()
@@ -135,12 +186,6 @@ def test_a_reduced_trace_keeps_no_events(traces: list[Path], tmp_path: Path) -> 
     assert not (saved / "table_events.parquet").exists()
     assert len(perfnb.load(saved)._recording.events) == 0  # type: ignore[union-attr]
     assert len(journal) == 1  # type: ignore[arg-type]
-
-
-def test_hidden_files_are_seen_by_the_journal(traces: list[Path], tmp_path: Path) -> None:
-    hidden = traces[0].rename(traces[0].parent / ".t.json")
-
-    assert perfnb.load(hidden, journal=tmp_path / "fleet").table.index.tolist() == ["_t.json"]  # type: ignore[union-attr]
 
 
 def test_what_makes_no_sense_is_refused(traces: list[Path], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from matplotlib.figure import Figure
 
 import perfnb
 from perfnb.errors import RecordingError
+from perfnb.experiments.journal import _facts, _measured
 from perfnb.stats.step_times import StepTimes
 from perfnb.step.environment import provenance
 from tests.experiments.ab_samples import EXAMPLES
@@ -183,6 +185,39 @@ def test_a_report_is_kept_with_the_figures_of_both_sides(journal: perfnb.results
     loaded = journal.load(1)
     assert isinstance(loaded, perfnb.results.ABTest)
     assert str(loaded) == str(report)
+
+
+class Made(perfnb.Profile):
+    """A profile with figures that were made up."""
+
+    def __init__(self, **facts: Any) -> None:
+        self.facts = facts
+
+    timing = StepTimes((1.0,) * 10, batch_size=4)  # type: ignore[assignment]
+    meta = property(lambda self: self.facts["meta"])
+    roofline = property(lambda self: self.facts["roofline"])
+    _summary = property(lambda self: SimpleNamespace(memory=self.facts["memory"]))
+    _measured_here = property(lambda self: self.facts["here"])
+
+
+def test_a_profile_is_kept_with_its_own_environment_before_that_of_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("perfnb.step.environment.provenance", lambda: {"host": "lab", "threads": 4})
+    roofline, memory = SimpleNamespace(utilisation=0.3), SimpleNamespace(peak_bytes=7)
+    meta = {"environment": {"threads": 2}, "options": {"steps": 10}}
+
+    known = _facts(Made(meta=meta, roofline=roofline, memory=memory, here=True))
+    unknown = _facts(Made(meta={}, roofline=None, memory=None, here=False))
+
+    figures = ("kind", "steps", "batch_size", "median_ms", "ci_ms", "throughput_per_s")
+    for facts in (known, unknown):
+        assert [facts[name] for name in figures] == ["profile", 10, 4, 1.0, (1.0, 1.0), 4000.0]
+    rest = ("utilisation", "peak_memory_bytes", "environment", "options")
+    assert [known[name] for name in rest] == [0.3, 7, {"host": "lab", "threads": 2}, {"steps": 10}]
+    assert [unknown[name] for name in rest] == [None, None, {}, {}]
+    untimed = _measured("timing", StepTimes(()))
+    assert [untimed[name] for name in figures] == ["timing", 0, None, None, None, None]
 
 
 def test_it_shows_itself(journal: perfnb.results.Journal) -> None:

@@ -152,6 +152,8 @@ def test_a_job_of_which_a_rank_is_damaged_has_the_others(saved: Path) -> None:
     damaged = perfnb.journal(saved).damaged
     assert list(damaged) == ["a/job"]
     assert damaged["a/job"].startswith("rank_0: ")
+    (saved / "a" / "job" / "ranks.json").write_text('{"mine": 1}')
+    assert "rank_0" not in perfnb.journal(saved).damaged["a/job"]
 
 
 def test_files_of_other_programs_are_none_of_its(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import perfnb
 from perfnb.experiments.journal_index import SavedEntry, of_added
 from perfnb.experiments.journal_table import entry_table
-from perfnb.experiments.journal_trend import CHANGES, _compared, trend_changes, trend_rows
+from perfnb.experiments.journal_trend import CHANGES, _also_changed, _compared, trend_changes, trend_rows
 from perfnb.experiments.journal_view import trend_document
 from perfnb.recording.outcome import Outcome
 from tests.experiments.journal_entries import shown, timing_entry
@@ -89,6 +89,7 @@ def test_trials_tests_and_damaged_entries_belong_to_no_series() -> None:
     report = SavedEntry(kind="report", at=BEGIN, outcome=entry(0).outcome)
 
     assert len(trend([trial, damaged, report])[0]) == 0
+    assert trend([entry(place, peak) for place, peak in enumerate((0.0, 1e-9))])[0]["step_ms"].tolist() == [1e-9]
     rows, changes = trend([])
     assert (len(rows), list(changes.columns)) == (0, list(CHANGES))
 
@@ -167,6 +168,30 @@ def test_a_change_matters_from_the_limit_on(after: float, within: float, verdict
         assert found is not None
         assert {name: found[name] for name in expected} == expected
         assert (found["ratio_ci_low"], found["ratio_ci_high"]) == (None, None)
+
+
+def test_what_else_changed_is_the_usual_value_of_the_five_entries_on_each_side() -> None:
+    """The commits are those right before and after the change."""
+
+    def changed(before: list[dict[str, Any]], after: list[dict[str, Any]], **commits: Any) -> str | None:
+        ends = {len(before) - 1: commits.get("last"), len(before): commits.get("first")}
+        made = [
+            entry(place, environment=facts, commit=ends.get(place, f"{place}" * 12))
+            for place, facts in enumerate(before + after)
+        ]
+        named = {f"e{place}": one for place, one in enumerate(made)}
+        return _also_changed(list(named)[: len(before)], list(named)[len(before) :], named)
+
+    four, eight, none = {"threads": 4}, {"threads": 8}, {"python": "3"}
+    assert changed([four] * 5, [eight] * 5) == "threads 4 → 8"
+    assert changed([eight] * 9 + [four] * 3 + [eight] * 2, [eight] * 3 + [four] * 20) == "threads 4 → 8"
+    assert changed([four] * 5, [none, eight]) == "threads 4 → 8"
+    assert changed([four] * 3 + [eight] * 2, [four] * 5) is None
+    assert changed([four], [none]) is None
+    assert changed([four], [four], last="a" * 40, first="b" * 40) == "commit aaaaaaaaaa → bbbbbbbbbb"
+    assert changed([four], [eight], last="a" * 40, first="b" * 40) == "threads 4 → 8; commit aaaaaaaaaa → bbbbbbbbbb"
+    for last, first in (("a", "a"), ("a", None), (None, "b")):
+        assert changed([four], [four], last=last, first=first) is None
 
 
 def test_a_trend_leads_with_the_last_change_for_the_worse() -> None:

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from msgspec import structs
 
 import perfnb
 from perfnb.draw.document import Effects
 from perfnb.errors import RecordingError
 from perfnb.loop.record import RunRecorder
-from perfnb.loop.run import RunSummary, summarise
+from perfnb.loop.run import RUN, RunSummary, summarise
 from perfnb.loop.run_summary import stretches
 from perfnb.recording.schema import SCHEMA
 from perfnb.recording.store import SavedFolder
@@ -307,6 +308,35 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(again.memory, found.memory)
 
 
+def test_a_loaded_run_keeps_and_logs_what_was_found_when_it_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: list[Any] = []
+
+    def log(*given: Any) -> list[str]:
+        logged.append(given)
+        return ["a note"]
+
+    monkeypatch.setattr("perfnb.loop.run.log_result", log)
+    waits = usual(N, 6.0, seed=2)
+    found = run(usual(N) + waits, waits)
+    saved: Any = SavedFolder(RUN, found.save(tmp_path / "run")).outcome
+    again: Any = perfnb.load(tmp_path / "run")
+
+    assert again.log_to("a tracker", 3) == ["a note"]
+    [(of, target, step)] = logged
+    assert (of.kind, of.result, of.outcome, target, step) == ("run", again, saved, "a tracker", 3)
+    assert SavedFolder(RUN, again.save(tmp_path / "copy")).outcome == saved
+    assert found.log_to("a tracker") == ["a note"]
+    assert structs.replace(logged[1][0].outcome, at=saved.at) == saved  # it has not been loaded
+    assert (saved.name, saved.verdict, saved.findings[0].bottleneck) == ("train.py", "Input-bound", "input pipeline")
+    assert saved.bound_ms == found.findings["bound_ms"].iloc[0]
+    assert (saved.step_ms, saved.step_ci_ms, saved.data_share) == (found.median_ms, found.ci_ms, found.wait.estimate)
+    assert saved.peak_bytes == found._recorded.facts["peak_resident_bytes"] > 0
+    found._recorded.facts["peak_allocated_bytes"] = 7
+    assert found._outcome().peak_bytes == 7
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("ratio", -1.0), ("interval", [1.0]), ("saves_ms", "many"), ("left", -1), ("code", "line")]
 )
@@ -399,8 +429,6 @@ def test_two_runs_alike_and_two_too_short() -> None:
 
 
 def test_the_format_of_a_saved_run(tmp_path: Path) -> None:
-    from perfnb.loop.run import RUN
-
     path = run(usual(40)).save(tmp_path / "r")
     assert SavedFolder(RUN, path).facts["steps"] == 40
     earlier = json.loads((path / "run.json").read_text())

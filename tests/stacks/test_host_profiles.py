@@ -115,6 +115,18 @@ def test_evented_speedscope_profile(tmp_path: Path) -> None:
     assert figures(profile, "self_ms", "total_ms") == {"main": (4.0, 10.0), "step": (2.0, 6.0), "relu": (4.0, 4.0)}
 
 
+def test_a_line_that_cannot_be_is_unknown(tmp_path: Path) -> None:
+    lines = {None: None, -1: None, 0: 0, 7: 7, 2**31 - 1: 2**31 - 1, 2**31: None}
+    frames = [{"name": f"f{line}", "file": "a.py", **({} if line is None else {"line": line})} for line in lines]
+    sampled = {"type": "sampled", "name": "a", "unit": "seconds", "samples": [[*range(6)]], "weights": [1]}
+    file = SPEEDSCOPE | {"shared": {"frames": frames}, "profiles": [sampled]}
+    profile: Any = perfnb.load(written(tmp_path, json.dumps(file)))
+    table = profile.functions.set_index("function")["line"]
+    assert {name: None if pd.isna(line) else line for name, line in table.items()} == {
+        f"f{line}": known for line, known in lines.items()
+    }
+
+
 def test_sampled_speedscope_profiles_of_two_threads(tmp_path: Path) -> None:
     one = {"type": "sampled", "unit": "seconds", "samples": [[0, 1], [0]], "weights": [0.25, 0.5]}
     file = SPEEDSCOPE | {"profiles": [one | {"name": "a"}, one | {"name": "b"}]}

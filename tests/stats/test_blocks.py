@@ -99,6 +99,23 @@ def test_a_jump_is_found_where_it_is(place: int) -> None:
     assert found.ratio.low < 1.2 < found.ratio.high
 
 
+def test_a_jump_inside_a_block_has_its_exact_place_and_a_drift_its_ends() -> None:
+    times = np.repeat([10.0, 12.0], [305, 295])  # 60 blocks of 10 steps
+    times[1::10] *= 1.5  # a stall in each block changes no median
+    found = changes_in(times)
+    assert found is not None
+    assert (found.kind, found.places) == ("jumps", (305,))
+    assert found.levels == pytest.approx((10.0, 12.0), rel=0.005)
+    assert found.ratio.estimate == found.levels[1] / found.levels[0]
+
+    for slope in (0.001, -0.001):
+        drift = changes_in(10 * np.exp(slope * np.arange(600)))
+        assert drift is not None
+        assert (drift.kind, drift.places) == ("drift", ())
+        assert drift.levels == pytest.approx((10 * np.exp(slope * 4.5), 10 * np.exp(slope * 594.5)), rel=1e-4)
+        assert drift.ratio == pytest.approx((np.exp(slope * 590),) * 3, rel=1e-4)
+
+
 def test_two_jumps_and_a_drift() -> None:
     times = correlated(3000, 0.3, 2)
     times[1000:2000] *= 1.5

@@ -9,24 +9,25 @@ from hypothesis import strategies as st
 
 from perfnb.stats.step_times import Outliers, classify_outliers
 
-#: Quartiles at 25 and 75, so that the fences lie at -50 and 150 (mild), -125 and 225 (severe).
+#: With a large value, quartiles at 25.5 and 75.5, so that the fences are at 150.5 and 225.5; mirrored with a small one.
 EVEN = [float(value) for value in range(0, 101)]
 
 
 def with_value(value: float) -> Outliers:
-    # A value on each side keeps the quartiles where they are.
     return classify_outliers([value, *EVEN, 50.0])
 
 
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (140.0, {}),
-        (155.0, {"high mild": 1}),
-        (230.0, {"high severe": 1}),
-        (-45.0, {}),
-        (-55.0, {"low mild": 1}),
-        (-130.0, {"low severe": 1}),
+        (150.5, {}),  # on a fence
+        (151.0, {"high mild": 1}),
+        (225.5, {"high mild": 1}),
+        (226.0, {"high severe": 1}),
+        (-50.5, {}),
+        (-51.0, {"low mild": 1}),
+        (-125.5, {"low mild": 1}),
+        (-126.0, {"low severe": 1}),
     ],
 )
 def test_a_value_beyond_a_fence_is_in_its_class(value: float, expected: dict[str, int]) -> None:
@@ -58,6 +59,7 @@ def test_what_it_says() -> None:
 @pytest.mark.parametrize("samples", [[], [1.0], [1.0, 1.0, 99.0]])
 def test_too_few_samples_have_no_outliers(samples: list[float]) -> None:
     assert classify_outliers(samples).count == 0
+    assert classify_outliers([1.0, 1.0, 1.0, 100.0]).high_mild == (3,)  # four are enough
 
 
 @given(st.lists(st.integers(-1000, 1000), min_size=4, max_size=60), st.randoms())

@@ -142,6 +142,9 @@ def test_the_smallest_detectable_effect_is_found_in_nine_of_ten_experiments() ->
     rows = np.random.default_rng(38).normal(math.log1p(effect), 0.02, (3000, 20))
 
     assert np.mean(ttest_1samp(rows, 0, axis=1).pvalue < 0.05) == pytest.approx(0.9, abs=0.02)
+    for pairs, of_tables in ((20, 2.0930 + 1.3277), (2, 12.7062 + 3.0777)):  # 19 degrees of freedom, and 1
+        by_hand = math.expm1(of_tables * 0.02 / math.sqrt(pairs))
+        assert smallest_detectable(0.02, pairs) == pytest.approx(by_hand, rel=1e-4)
     assert smallest_detectable(0.02, 1) == math.inf
 
 

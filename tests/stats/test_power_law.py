@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from perfnb.stats.power_law import PowerLaw, fit_power_law
+from perfnb.stats.power_law import PowerLaw, _with_scatter, fit_power_law
 
 NINE = (128, 160, 192, 224, 256, 320, 384, 448, 512)
 SIX = (64, 128, 256, 512, 1024, 2048)
@@ -269,3 +269,13 @@ def test_units_of_size_and_cost_do_not_change_the_exponent(
         assert law.exponent_ci[0] <= law.exponent <= law.exponent_ci[1]
     predicted = law.predict(100)
     assert predicted.low <= predicted.median <= predicted.high
+
+
+@pytest.mark.parametrize(
+    ("residual", "unknowns", "sigma"),
+    [(1.0, 2, 2**0.5), (1.0, 3, 2.0), (0.0708, 2, 0.10012), (0.0707, 2, 0.1), (1.0, 4, 0.1), (1.0, 5, 0.1)],
+)
+def test_what_the_errors_do_not_explain_is_scatter(residual: float, unknowns: int, sigma: float) -> None:
+    """The sum of four squared residuals, in units of `sigma`, is the number of degrees of freedom."""
+    found = _with_scatter(residual * np.array([1.0, -1.0, -1.0, 1.0]), unknowns, np.full(4, 0.1))
+    assert found.tolist() == pytest.approx([sigma] * 4, rel=1e-4)

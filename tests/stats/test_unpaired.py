@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from perfnb.stats.comparisons import compare_medians
+from perfnb.stats.comparisons import compare_medians, judge, within_band
 from perfnb.stats.intervals import interval_of_median
 
 
@@ -58,3 +58,37 @@ def test_equal_within_the_band_are_medians_whose_90_percent_interval_is_inside_i
     bounds = (10 * math.exp(-around), 10 * math.exp(around))
     assert math.log(1.02) / (1.6449 / 1.96) == pytest.approx(0.0236, abs=1e-4)
     assert compare_medians(10.0, bounds, 10.0, bounds).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("ratio_ci", "equal_within", "inside"),
+    [
+        ((0.5, 2.0), 1.0, True),  # the band is symmetric on the log scale, and its ends belong to it
+        ((0.499, 2.0), 1.0, False),
+        ((0.5, 2.001), 1.0, False),
+        ((1.0, 1.0), 0.0, False),
+    ],
+)
+def test_an_interval_is_in_the_band_if_both_ends_are(
+    ratio_ci: tuple[float, float], equal_within: float, inside: bool
+) -> None:
+    assert within_band(ratio_ci, equal_within) == inside
+
+
+@pytest.mark.parametrize(
+    ("ratio_ci", "equivalent", "significant", "verdict"),
+    [
+        (None, True, True, "inconclusive"),
+        ((0.7, 0.9), True, True, "same"),
+        ((0.7, 0.9), False, False, "faster"),
+        ((1.1, 1.3), False, False, "slower"),
+        ((0.7, 1.0), False, False, "inconclusive"),
+        ((1.0, 1.3), False, False, "inconclusive"),
+        ((0.7, 1.0), False, True, "faster"),
+        ((1.0, 1.3), False, True, "slower"),
+    ],
+)
+def test_equality_is_judged_before_a_difference(
+    ratio_ci: tuple[float, float] | None, equivalent: bool, significant: bool, verdict: str
+) -> None:
+    assert judge(ratio_ci, sum(ratio_ci or (2.0, 0.0)) / 2, equivalent, significant) == verdict
