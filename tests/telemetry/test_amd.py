@@ -114,9 +114,7 @@ def test_values_and_facts(machine: Machine, capfd: pytest.CaptureFixture[str]) -
         ),
     ],
 )
-def test_facts_that_are_not_known_are_left_out(
-    machine: Machine, change: dict[str, Any], facts: dict[str, Any]
-) -> None:
+def test_facts_that_are_not_known_are_left_out(machine: Machine, change: dict[str, Any], facts: dict[str, Any]) -> None:
     source = machine(change, visible="0")
     expected = {name: value for name, value in (FACTS | facts).items() if value is not None}
     (device,) = source.devices()
