@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import gc
 import io
 import json
@@ -11,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
@@ -578,6 +580,32 @@ def test_a_sampler_that_cannot_be_started_is_an_error(monkeypatch: pytest.Monkey
     monkeypatch.setattr(subprocess, "Popen", full)
     with pytest.raises(CaptureError, match=r"process cannot be started: \[Errno 12\] Cannot allocate memory\.$"):
         Watcher(0.5)
+
+
+def test_the_sampler_is_told_what_to_watch_and_starts_without_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    told: list[Any] = []
+
+    def start(command: list[str], **_: Any) -> Any:
+        told.append(json.loads(command[-1]))
+        told.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        return SimpleNamespace(stdin=io.BytesIO(), stdout=os.fdopen(reader, "rb", 0), wait=lambda seconds: None)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
+    process = SamplerProcess(0.25, lambda: told.append, 7)
+    config, blocked = told
+    path = config.pop("path")
+    gpus = {"visible": "1", "hip_visible": "1"}
+    assert config == {"interval_s": 0.25, "parent": os.getpid(), "watched": 7} | gpus
+    assert (path[0], len(path)) == (sysconfig.get_paths()["stdlib"], len(set(path) - {""}))
+    assert (blocked, signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])) == (True, False)
+    if sys.platform.startswith("linux"):
+        assert fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ) > 2**16  # the usual size
+    os.close(writer)
+    process.thread.join(60)
+    assert (process.ended, told[2:]) == (True, [None])
 
 
 @pytest.mark.parametrize(("alive", "killed"), [([False], False), ([True, False], True)])
