@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 from perfnb.errors import CaptureError
 from perfnb.telemetry.sampler import loop
 from perfnb.telemetry.sampler.process import SAMPLER
-from perfnb.telemetry.sampler.source import Absent, Lost, Source, Values
+from perfnb.telemetry.sampler.source import Absent, DeviceFacts, Lost, Source, Values
 from perfnb.telemetry.watcher import SamplerProcess, Watcher, _receive, running
 from tests.fake_clock import FakeClock
 
@@ -168,6 +168,9 @@ class _Source(Source):
     name = "GPU"
     closed = False
 
+    def facts(self, device: str) -> DeviceFacts:
+        return {}
+
     def read(self, device: str, now_ns: int) -> Values:
         return {}
 
@@ -256,6 +259,27 @@ def test_a_reading_that_takes_long_misses_ticks_and_says_so(clock: FakeClock, mo
     zero = sent[0]["hello"]["zero_ns"]
     assert [round((row["due"] - zero) / 5e7) for row in rows][:4] == [0, 1, 4, 5]
     assert box.lost == sum(sent.index(row) % 2 == 0 for row in rows) > 0
+
+
+@pytest.mark.parametrize(("gap_ns", "readings"), [(49_999_999, 1), (50_000_000, 2)])
+def test_a_last_reading_is_taken_unless_the_one_before_is_too_recent(
+    gap_ns: int, readings: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, flushed, now, goes_on = list[dict](), list[float](), 10**9, iter([True, False])
+    box = _Sent(sent, until=9)
+
+    def wait(sampler: loop.Sampler, until: int) -> bool:
+        nonlocal now
+        going = next(goes_on)
+        now += 0 if going else gap_ns
+        return going
+
+    monkeypatch.setattr(box, "flush", flushed.append)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: now)
+    monkeypatch.setattr(loop.Sampler, "_wait", wait)
+    loop.Sampler([_Source()], {}, box, 0.5, os.getppid()).run()
+    due = [message["due"] - sent[0]["hello"]["zero_ns"] for message in sent if "rows" in message]
+    assert (due, flushed) == ([0, gap_ns][:readings], [2.0])
 
 
 def test_a_device_that_is_lost_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
