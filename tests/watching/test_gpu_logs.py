@@ -182,11 +182,15 @@ def test_midnight_counts_once(tmp_path: Path) -> None:
 
 
 def test_other_text_is_no_log(tmp_path: Path) -> None:
-    for text in ("a, b\n1, 2\n", "# a comment\n1 2\n", "1 2 3\n", "index, name\n0, x\n", "timestamp, value\n1, 2\n"):
+    commented = "# a comment\n1 2\n", "# gpu mtemp\n0 2\n", "# pwr sm\n1 2\n"
+    for text in ("a, b\n1, 2\n", *commented, "1 2 3\n", "index, name\n0, x\n", "timestamp, value\n1, 2\n"):
         with pytest.raises(TraceError, match="is not a file that perfnb can read"):
             log(tmp_path, text)
-    with pytest.raises(TraceError, match="without any readings"):
-        log(tmp_path, CSV.partition("\n")[0])
+    for text in (CSV.partition("\n")[0], "index, memory.total [MiB]\n0, 5 MiB\n"):
+        with pytest.raises(TraceError, match="without any readings"):
+            log(tmp_path, text)
+    reasons = log(tmp_path, "index, clocks_throttle_reasons.active\n3, 0x8\n")
+    assert of(reasons, "gpu3", "throttle_reasons") == ["HwSlowdown"]
 
 
 def test_limits_hold(tmp_path: Path) -> None:

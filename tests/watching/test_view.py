@@ -102,6 +102,7 @@ def machine(
             "CPU limit of the cgroup reached: 99 % of 100 %, which paused it for 12 % of the time",
         ),
         (samples.empty(), "No readings"),
+        (replace(samples.empty(), running=True), "No readings yet"),
     ],
 )
 def test_the_answer(seen: MachineSummary, sentence: str) -> None:
