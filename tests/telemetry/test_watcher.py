@@ -265,7 +265,7 @@ def test_a_reading_that_takes_long_misses_ticks_and_says_so(clock: FakeClock, mo
 def test_a_last_reading_is_taken_unless_the_one_before_is_too_recent(
     gap_ns: int, readings: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent, flushed, now, goes_on = list[dict](), list[float](), 10**9, iter([True, False])
+    sent, flushed, now, goes_on = list[dict[str, Any]](), list[float](), 10**9, iter([True, False])
     box = _Sent(sent, until=9)
 
     def wait(sampler: loop.Sampler, until: int) -> bool:

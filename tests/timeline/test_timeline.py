@@ -168,10 +168,13 @@ def test_events_are_on_their_thread_and_stream_and_know_what_caused_them() -> No
 
 
 def test_work_without_a_launch_belongs_to_the_op_with_its_external_id(tmp_path: Path) -> None:
-    trace = Written().step(1, 0, 1000).event("aten::mm", 10, 20, **{"External id": 5})
-    for name, number in (("of the op", {"External id": 5}), ("of another", {"External id": 6}), ("of nothing", {})):
-        trace.event(name, 100, 110, "kernel", 7, 0, device=0, stream=7, **number)
-    line = perfnb.load(trace.kernel("launched", 30, 200, 300, **{"External id": 5}).write(tmp_path / "t"))._timeline()
+    number: dict[str, Any] = {"External id": 5}
+    trace = Written().step(1, 0, 1000).event("aten::mm", 10, 20, **number)
+    for name, known in (("of the op", number), ("of another", {"External id": 6}), ("of nothing", {})):
+        trace.event(name, 100, 110, "kernel", 7, 0, device=0, stream=7, **known)
+    profile = perfnb.load(trace.kernel("launched", 30, 200, 300, **number).write(tmp_path / "trace.json"))
+    assert isinstance(profile, perfnb.Profile)
+    line = profile._timeline()
     assert line is not None
     (stream,) = line.of("stream")
     rows = line.rows_on(stream)

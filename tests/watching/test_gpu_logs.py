@@ -198,13 +198,12 @@ def test_limits_hold(tmp_path: Path) -> None:
     path.write_text(CSV)
     with pytest.raises(TraceError, match="raise max_events"):
         perfnb.load(path, max_events=11)
-    assert len(perfnb.load(path, max_events=12).samples) == 4  # ten cells count as three events
+    assert len(load_log(path, Limits(max_events=12))[0].samples) == 4  # ten cells count as three events
     path.write_text(CSV + "x" * 2**21)
     with pytest.raises(TraceError, match="a line of more than"):
         perfnb.load(path)
     head = DMON.splitlines()[0]
-    path.write_text(f"{head}\n255 {'1 ' * 10}")
-    assert perfnb.load(path).samples["device"].tolist() == ["gpu255"]
+    assert log(tmp_path, f"{head}\n255 {'1 ' * 10}").samples["device"].tolist() == ["gpu255"]
     path.write_text(f"{head}\n256 {'1 ' * 10}")
     with pytest.raises(TraceError, match="more than 256 GPUs"):
         perfnb.load(path)

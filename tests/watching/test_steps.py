@@ -128,7 +128,7 @@ def test_untraced_steps_are_like_the_traced_one_of_median_length() -> None:
     layer = hand.layer("net")
     for begin, forward, end in ((0, 0.2, 1), (10, 11, 19), (20, 21.5, 23)):
         hand.step(begin * SECOND, end * SECOND).call(layer, begin * SECOND, forward * SECOND)
-    steps = pd.DataFrame({"pass": pd.Categorical(["timed", *["traced"] * 3]), "wall_ms": 10_000.0, "data_ms": None})
+    steps = pd.DataFrame({"pass": pd.Categorical(["timed", *["traced"] * 3]), "wall_ms": 10_000.0, "data_ms": np.nan})
     steps["start_s"] = [0.0, 100.0, 110.5, 120.0]  # the second is late, so the others tell the offset of the clocks
     phases = watched(replace(hand.recording(), steps=steps, watch=made.watch)).phases
     rows = [(row.phase, round(row.start_s, 6), round(row.end_s, 6), row.placed) for row in phases.itertuples()]
