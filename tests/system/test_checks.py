@@ -203,6 +203,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("GPU power cap", gpus(power_limit_mw=692000), "attention", "GPU 1: 692 of 700 W"),
     ("GPU driver", {"torch": TORCH | {"cuda": "12.5"}}, "info", "CUDA 12.5"),
     ("GPU driver", {"torch": TORCH | {"cuda": "11.8"}}, "ok", "CUDA 11.8"),
+    ("GPU driver", {"torch": TORCH | {"cuda": "12.4.1"}}, "ok", "CUDA 12.4.1"),
     ("GPU driver", {"torch": TORCH | {"cuda": "13"}}, "unknown", "CUDA 13"),
     ("GPU ECC", gpus(ecc={"on": True, "after_restart": False}), "ok", "GPU 1: on, off after a reboot"),
     ("GPU ECC", gpus(uncorrected=Unread("Not Supported")), "info", "errors could not be read (Not Supported)"),

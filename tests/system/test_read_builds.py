@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from perfnb.system.read.host import build_readers, loaded_openmp
+from perfnb.system.read.host import build_readers, loaded_openmp, python_build
 from perfnb.system.read.reading import SystemTree, read_all
 
 
@@ -23,6 +26,25 @@ def test_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read["python"]["debug"] in (True, False)
     assert read["environment"]["threads"] == torch.get_num_threads()
     assert read["thread_variables"]["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("trace", "profile", "debug", "arguments", "expected"),
+    [
+        (None, None, 0, "", (False, False, None)),
+        (print, None, 0, "'--enable-optimizations' '--x'", (True, False, True)),
+        (None, print, 1, "'--x'", (True, True, False)),
+    ],
+)
+def test_what_slows_down_python_is_read(
+    trace: Callable[..., None] | None, profile: Callable[..., None] | None, debug: int, arguments: str,
+    expected: tuple[bool, bool, bool | None], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sys, "gettrace", lambda: trace)
+    monkeypatch.setattr(sys, "getprofile", lambda: profile)
+    monkeypatch.setattr(sysconfig, "get_config_var", {"CONFIG_ARGS": arguments, "Py_DEBUG": debug}.get)
+    read = python_build()
+    assert (read["tracer"], read["debug"], read["optimized"]) == expected
 
 
 def test_openmp_runtimes_are_known_by_their_files(tmp_path: Path) -> None:

@@ -176,10 +176,17 @@ def test_frequency_falls_back_on_other_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
-def test_elsewhere_what_exists_is_read_and_the_rest_is_said(tmp_path: Path, platform: str) -> None:
+def test_elsewhere_what_exists_is_read_and_the_rest_is_said(
+    tmp_path: Path, platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    count = psutil.cpu_count
+    cores = 4 if platform == "darwin" else None
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: count() if logical else cores)
     told = facts(machine(tmp_path), platform)
 
-    assert told["cpus"] >= 1
+    assert (told["cpus"], told["cores"]) == (6, cores or Unread("the system does not report its cores"))
     assert told["memory"]["total"] > told["memory"]["available"] > 0
     assert told["swap"]["total"] >= told["swap"]["used"] >= 0
     word = {"darwin": "macOS", "win32": "Windows"}[platform]
@@ -232,15 +239,31 @@ def test_a_file_that_is_no_file_does_not_hold_it_up(tmp_path: Path) -> None:
     assert "/sys/kernel/mm/transparent_hugepage/enabled" in told["huge_pages"].why
 
 
-@pytest.mark.parametrize(("text", "numbers"), [("0-2,5", {0, 1, 2, 5}), ("", set()), ("7\n", {7})])
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        *[("0-2,5", {0, 1, 2, 5}), ("", set()), ("7\n", {7}), ("4-4, 6 ,", {4, 6})],
+        *[("1234567890", {1234567890}), ("1-65537", set(range(1, 65538)))],
+    ],
+)
 def test_lists_of_numbers(text: str, numbers: set[int]) -> None:
     assert numbers_of(text) == numbers
 
 
-@pytest.mark.parametrize("text", ["a", "1-b", "-3", "0-9999999", "1" * 30])
+@pytest.mark.parametrize("text", ["a", "1-b", "-3", "1-65538", "1" * 11, "1-1234567890"])
 def test_what_is_no_list_of_numbers(text: str) -> None:
     with pytest.raises(Unreadable, match=r"list of numbers|too many numbers"):
         numbers_of(text)
+
+
+def test_folders_with_numbers_are_in_their_order(tmp_path: Path) -> None:
+    for name in ("cpu10", "cpu2", "cpufreq", "cpu", "node"):
+        (tmp_path / "x" / name).mkdir(parents=True)
+    tree = SystemTree(str(tmp_path), "linux")
+    assert tree.folders("x", "cpu") == ["x/cpu2", "x/cpu10"]
+    for folder, why in (("x", "there is no node0 in /x"), ("y", "no such file or directory: /y")):
+        with pytest.raises(Unreadable, match=f"^{why}$"):
+            tree.folders(folder, "node")
 
 
 @pytest.mark.parametrize(

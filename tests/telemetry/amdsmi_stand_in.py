@@ -15,6 +15,10 @@ from typing import Any
 print("Unable to find something; the real package prints too")
 
 
+#: An entry for each time that it was shut down.
+ended: list[bool] = []
+
+
 class AmdSmiLibraryException(Exception):
     """As the real one, whose text spans lines."""
 
@@ -50,7 +54,7 @@ def amdsmi_init(flags: AmdSmiInitFlags) -> None:
 
 
 def amdsmi_shut_down() -> None:
-    pass
+    ended.append(True)
 
 
 def amdsmi_get_processor_handles() -> list[int]:

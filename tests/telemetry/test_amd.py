@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import perfnb
-from perfnb.telemetry.sampler.amd import AmdSource, is_likely
+from perfnb.telemetry.sampler.amd import AmdSource, _plausible, is_likely
 from perfnb.telemetry.sampler.nvml import FIELDS, PCIE_THROUGHPUT
 from perfnb.telemetry.sampler.source import Absent, Lost
 from perfnb.telemetry.watcher import _torch_names
@@ -36,6 +36,12 @@ USUAL: dict[str, Any] = {
     "clock_info_GFX": {"clk": 2100},
     "clock_info_MEM": {"clk": 1300},
 }
+
+FACTS = {
+    **{"name": "AMD Instinct MI300X", "uuid": FIRST, "pci": "0000:03:00.0", "index": 0},
+    **{"memory_bytes": TOTAL, "power_limit_w": 750, "mig": False},
+}
+ERROR = {"error": "AMDSMI_STATUS_BUSY"}
 
 Machine = Callable[..., AmdSource]
 
@@ -66,15 +72,7 @@ def forget() -> Any:
 def test_values_and_facts(machine: Machine, capfd: pytest.CaptureFixture[str]) -> None:
     source = machine()
     assert source.devices() == [FIRST]
-    assert source.facts(FIRST) == {
-        "name": "AMD Instinct MI300X",
-        "uuid": FIRST,
-        "pci": "0000:03:00.0",
-        "index": 0,
-        "memory_bytes": TOTAL,
-        "power_limit_w": 750,
-        "mig": False,
-    }
+    assert source.facts(FIRST) == FACTS
     assert source.read(FIRST, 1) == {
         "busy_percent": 87,
         "memory_bytes": 2**30,
@@ -89,6 +87,53 @@ def test_values_and_facts(machine: Machine, capfd: pytest.CaptureFixture[str]) -
     }
     assert source.notes == []
     assert capfd.readouterr().out == "", "the sampler's output is a pipe of JSON"
+    source.close()
+    source.close()
+    assert sys.modules["amdsmi"].ended == [True]
+
+
+@pytest.mark.parametrize(
+    ("change", "facts"),
+    [
+        ({"gpu_enumeration_info": {"hip_id": "N/A", "hip_uuid": "ab"}}, {"uuid": "GPU-ab"}),
+        ({"gpu_enumeration_info": ERROR, "gpu_device_uuid": "cd"}, {"uuid": "GPU-cd"}),
+        ({"gpu_enumeration_info": ERROR}, {"uuid": None}),
+        ({"gpu_asic_info": {"market_name": "N/A"}, "gpu_device_bdf": ""}, {"name": None, "pci": None}),
+        ({"gpu_asic_info": ERROR, "gpu_device_bdf": 3}, {"name": None, "pci": None}),
+        (
+            {"gpu_vram_usage": {"vram_total": 2**20}, "power_info": {"power_limit": 2500}},
+            {"memory_bytes": 2**40, "power_limit_w": 2500},
+        ),
+        (
+            {"gpu_vram_usage": {"vram_total": 2**20 + 1}, "power_info": {"power_limit": 2501}},
+            {"memory_bytes": None, "power_limit_w": None},
+        ),
+        (
+            {"gpu_vram_usage": {"vram_total": 0}, "power_info": {"power_limit": 0}},
+            {"memory_bytes": None, "power_limit_w": None},
+        ),
+    ],
+)
+def test_facts_that_are_not_known_are_left_out(machine: Machine, change: dict[str, Any], facts: dict[str, Any]) -> None:
+    source = machine(change, visible="0")
+    expected = {name: value for name, value in (FACTS | facts).items() if value is not None}
+    (device,) = source.devices()
+    assert device == expected.get("uuid", "GPU 0")
+    assert source.facts(device) == expected
+
+
+def test_only_a_number_within_its_bounds_is_plausible() -> None:
+    values = (-0.5, 0, 0.5, 100, 100.5, True, "5", None)
+    assert [_plausible(value, 100) for value in values] == [None, 0, 0.5, 100, None, None, None, None]
+
+
+def test_only_what_a_gpu_does_not_have_is_never_asked_for_again(machine: Machine) -> None:
+    source = machine({"gpu_activity": {"error": "AMDSMI_STATUS_NOT_SUPPORTED"}, "power_info": ERROR})
+    assert source.read(FIRST, 1)["power_w"] is None
+    machine()  # from now on all can be read
+    values = source.read(FIRST, 2)
+    assert (values["busy_percent"], values["power_w"]) == (None, 501)
+    assert len(source.notes) == 2
 
 
 @pytest.mark.parametrize(
@@ -182,6 +227,7 @@ def test_partitions_that_share_a_uuid_are_all_there(machine: Machine) -> None:
 def test_why_there_is_none(machine: Machine, gpus: Any, visible: str | None, why: str) -> None:
     with pytest.raises(Absent, match=why):
         machine(gpus=gpus, visible=visible)
+    assert sys.modules["amdsmi"].ended == [True] * isinstance(gpus, list)  # only what was started is shut down
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import gc
 import io
 import json
@@ -11,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
@@ -28,7 +30,7 @@ from torch.utils.data import DataLoader
 from perfnb.errors import CaptureError
 from perfnb.telemetry.sampler import loop
 from perfnb.telemetry.sampler.process import SAMPLER
-from perfnb.telemetry.sampler.source import Absent, Lost, Source, Values
+from perfnb.telemetry.sampler.source import Absent, DeviceFacts, Lost, Source, Values
 from perfnb.telemetry.watcher import SamplerProcess, Watcher, _receive, running
 from tests.fake_clock import FakeClock
 
@@ -166,6 +168,9 @@ class _Source(Source):
     name = "GPU"
     closed = False
 
+    def facts(self, device: str) -> DeviceFacts:
+        return {}
+
     def read(self, device: str, now_ns: int) -> Values:
         return {}
 
@@ -254,6 +259,27 @@ def test_a_reading_that_takes_long_misses_ticks_and_says_so(clock: FakeClock, mo
     zero = sent[0]["hello"]["zero_ns"]
     assert [round((row["due"] - zero) / 5e7) for row in rows][:4] == [0, 1, 4, 5]
     assert box.lost == sum(sent.index(row) % 2 == 0 for row in rows) > 0
+
+
+@pytest.mark.parametrize(("gap_ns", "readings"), [(49_999_999, 1), (50_000_000, 2)])
+def test_a_last_reading_is_taken_unless_the_one_before_is_too_recent(
+    gap_ns: int, readings: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, flushed, now, goes_on = list[dict[str, Any]](), list[float](), 10**9, iter([True, False])
+    box = _Sent(sent, until=9)
+
+    def wait(sampler: loop.Sampler, until: int) -> bool:
+        nonlocal now
+        going = next(goes_on)
+        now += 0 if going else gap_ns
+        return going
+
+    monkeypatch.setattr(box, "flush", flushed.append)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: now)
+    monkeypatch.setattr(loop.Sampler, "_wait", wait)
+    loop.Sampler([_Source()], {}, box, 0.5, os.getppid()).run()
+    due = [message["due"] - sent[0]["hello"]["zero_ns"] for message in sent if "rows" in message]
+    assert (due, flushed) == ([0, gap_ns][:readings], [2.0])
 
 
 def test_a_device_that_is_lost_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -578,6 +604,32 @@ def test_a_sampler_that_cannot_be_started_is_an_error(monkeypatch: pytest.Monkey
     monkeypatch.setattr(subprocess, "Popen", full)
     with pytest.raises(CaptureError, match=r"process cannot be started: \[Errno 12\] Cannot allocate memory\.$"):
         Watcher(0.5)
+
+
+def test_the_sampler_is_told_what_to_watch_and_starts_without_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    told: list[Any] = []
+
+    def start(command: list[str], **_: Any) -> Any:
+        told.append(json.loads(command[-1]))
+        told.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        return SimpleNamespace(stdin=io.BytesIO(), stdout=os.fdopen(reader, "rb", 0), wait=lambda seconds: None)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
+    process = SamplerProcess(0.25, lambda: told.append, 7)
+    config, blocked = told
+    path = config.pop("path")
+    gpus = {"visible": "1", "hip_visible": "1"}
+    assert config == {"interval_s": 0.25, "parent": os.getpid(), "watched": 7} | gpus
+    assert (path[0], len(path)) == (sysconfig.get_paths()["stdlib"], len(set(path) - {""}))
+    assert (blocked, signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])) == (True, False)
+    if sys.platform.startswith("linux"):
+        assert fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ) > 2**16  # the usual size
+    os.close(writer)
+    process.thread.join(60)
+    assert (process.ended, told[2:]) == (True, [None])
 
 
 @pytest.mark.parametrize(("alive", "killed"), [([False], False), ([True, False], True)])

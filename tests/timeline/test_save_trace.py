@@ -165,6 +165,46 @@ def test_what_is_known_of_an_event_is_written_as_it_was(tmp_path: Path) -> None:
     assert {name: args["nccl:all_reduce"][name] for name in group} == group
 
 
+def test_events_tell_their_layer_phase_and_step_and_layers_that_cross_have_lines_of_their_own(tmp_path: Path) -> None:
+    made = by_hand().kernel("late", 1100, 2100, 2200).step(2000, 2500).op("aten::after", 2600, 2610)
+    one, two = made.layer("one"), made.layer("two")
+    made.call(one, 2010, 2100).op("aten::a", 2020, 2030, 11).call(two, 2110, 2150).op("aten::b", 2120, 2130, 12)
+    made.node("A", 2200, 2300, 11, thread=5).node("B", 2250, 2350, 12, thread=6)
+
+    events = events_of(perfnb.Profile(made.recording()).save_trace(tmp_path / "trace.json"))
+
+    told = {
+        event["name"]: tuple(event["args"].get(name) for name in ("layer", "phase", "step"))
+        for event in events
+        if event["ph"] == "X" and event["cat"] != "perfnb"
+    }
+    assert told["late"] == ("net.first", "forward", "step 0")  # the step that launched it
+    assert told["aten::mse_loss"] == (None, "loss", "step 0")
+    assert told["Optimizer.step#SGD.step"] == (None, "optimizer", "step 0")
+    assert (told["one"], told["aten::after"]) == (("one", "forward", "step 1"), (None, "other", None))
+    named = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    lines = {event["name"]: named[event["pid"], event["tid"]] for event in events if event.get("cat") == "perfnb"}
+    assert {name: lines[name] for name in ("step 1", "forward", "one", "two")} == {
+        **{"step 1": "Steps", "forward": "Phases", "one": "Layers 0", "two": "Layers 1"}
+    }
+
+
+@pytest.mark.parametrize(("process", "own"), [(MAIN, 10**9), (10**9, 10**9 + 1)])
+def test_what_is_known_of_the_machine_is_kept_and_the_own_tracks_have_a_free_number(
+    process: int, own: int, tmp_path: Path
+) -> None:
+    facts: dict[str, Any] = {"deviceProperties": [{"id": 0, "name": "A GPU"}], "distributedInfo": {"rank": 3}}
+    trace = Written(process, **facts if process == MAIN else {}).step(1, 0, 100, tid=process)
+    trace.op("aten::mm", 10, 20, tid=process)
+    profile = perfnb.load(trace.write(tmp_path / "original.json"))
+    assert isinstance(profile, perfnb.Profile)
+
+    written = json.loads(profile.save_trace(tmp_path / "trace.json").read_bytes())
+
+    assert {name: written[name] for name in facts if name in written} == (facts if process == MAIN else {})
+    assert {event["pid"] for event in written["traceEvents"] if event.get("cat") == "perfnb"} == {own}
+
+
 def test_arrows_lead_from_launch_to_kernel_and_from_forward_to_backward(tmp_path: Path) -> None:
     profile = perfnb.Profile(by_hand().kernel("gemm", 1100, 1500, 1600).recording())
 

@@ -167,6 +167,23 @@ def test_events_are_on_their_thread_and_stream_and_know_what_caused_them() -> No
     ]
 
 
+def test_work_without_a_launch_belongs_to_the_op_with_its_external_id(tmp_path: Path) -> None:
+    number: dict[str, Any] = {"External id": 5}
+    trace = Written().step(1, 0, 1000).event("aten::mm", 10, 20, **number)
+    for name, known in (("of the op", number), ("of another", {"External id": 6}), ("of nothing", {})):
+        trace.event(name, 100, 110, "kernel", 7, 0, device=0, stream=7, **known)
+    profile = perfnb.load(trace.kernel("launched", 30, 200, 300, **number).write(tmp_path / "trace.json"))
+    assert isinstance(profile, perfnb.Profile)
+    line = profile._timeline()
+    assert line is not None
+    (stream,) = line.of("stream")
+    rows = line.rows_on(stream)
+    launches = [None if row == -1 else line.names[line.rows["name"].iloc[row]] for row in rows["launch"]]
+    assert dict(zip([line.names[code] for code in rows["name"]], launches, strict=True)) == {
+        **{"of the op": "aten::mm", "of another": None, "of nothing": None, "launched": "cudaLaunchKernel"}
+    }
+
+
 def test_python_calls_are_tracks_of_their_own_at_the_end_and_ops_nest_without_them() -> None:
     trace = training().kernel("gemm", 1110, 1500, 1600)
     trace.event("outer", 1000, 1475, "python_function").event("inner", 1060, 1400, "python_function")
@@ -230,10 +247,14 @@ def test_no_two_intervals_of_a_line_overlap(made: list[tuple[int, int]]) -> None
         free[chosen : chosen + 1] = [max(int(end[place]), int(start[place]) + 1)]
 
 
+S = 1_000_000  # in the microseconds of a recording by hand
+
+
 def counted_at_half_speed() -> ByHand:
-    """Return a traced step of 100 µs, and the watched one of 200, where everything takes twice as long."""
-    made = ByHand().step(0, 200).op("aten::a", 20, 40).op("aten::b", 60, 100).op("aten::c", 160, 180)
-    return made.alloc(60, 1, 1000).alloc(160, 2, 500).alloc(180, 2, -500)
+    """Return the watched step of 200 s, where everything takes twice as long as in the traced ones."""
+    made = ByHand().step(0, 200 * S).op("aten::a", 20 * S, 40 * S).op("aten::b", 60 * S, 100 * S)
+    made.op("aten::c", 160 * S, 180 * S)
+    return made.alloc(60 * S, 1, 1000).alloc(160 * S, 2, 500).alloc(180 * S, 2, -500)
 
 
 @pytest.mark.parametrize(
@@ -248,9 +269,9 @@ def counted_at_half_speed() -> ByHand:
 def test_memory_of_the_counted_step_stands_at_the_same_ops(
     ops: tuple[tuple[str, float, float], ...], note: str, times: list[float]
 ) -> None:
-    traced = ByHand().step(0, 100)
+    traced = ByHand().step(0, 100 * S)
     for name, begin, end in ops:
-        traced.event(name, begin, end, "cpu_op" if name.startswith("aten::") else "user_annotation")
+        traced.event(name, begin * S, end * S, "cpu_op" if name.startswith("aten::") else "user_annotation")
     watched = counted_at_half_speed().recording()
     recording = traced.recording()
     whole = Recording(**{**vars(recording), "memory": watched.memory})
@@ -258,19 +279,19 @@ def test_memory_of_the_counted_step_stands_at_the_same_ops(
     (curve,) = timeline(whole).memory
 
     assert (curve.device, curve.note) == ("cpu", f"from the counted step, {note}")
-    assert (curve.times_ns / US).tolist() == times
+    assert (curve.times_ns / US / S).tolist() == times
     assert curve.bytes.tolist() == [0, 1000, 1500, 1000, 1000]
 
 
 def test_a_curve_is_as_rough_as_the_roughest_of_its_steps() -> None:
-    traced = ByHand().step(0, 100).op("aten::a", 10, 20).op("aten::b", 30, 50).op("aten::c", 80, 90)
-    traced.step(200, 300).op("aten::odd", 230, 250)
+    traced = ByHand().step(0, 100 * S).op("aten::a", 10 * S, 20 * S).op("aten::b", 30 * S, 50 * S)
+    traced.op("aten::c", 80 * S, 90 * S).step(200 * S, 300 * S).op("aten::odd", 230 * S, 250 * S)
     whole = Recording(**{**vars(traced.recording()), "memory": counted_at_half_speed().recording().memory})
 
     (curve,) = timeline(whole).memory
 
     assert curve.note == "from the counted step, aligned by phase"
-    assert (curve.times_ns / US).tolist() == [0, 30, 80, 90, 100, 200, 230, 280, 290, 300]
+    assert (curve.times_ns / US / S).tolist() == [0, 30, 80, 90, 100, 200, 230, 280, 290, 300]
     assert curve.bytes.tolist() == [0, 1000, 1500, 1000, 1000] * 2
 
 

@@ -83,6 +83,23 @@ def test_units_may_be_left_out_of_values(tmp_path: Path, units: str, encoding: s
     assert of(watch, "gpu0", "power_w") == [620.25, 600.0]
 
 
+def test_of_several_columns_the_first_that_is_known_counts(tmp_path: Path) -> None:
+    names = "timestamp, index, gpu_name, power.draw [W], power.draw.instant [W], enforced.power.limit, power.limit"
+    rows = [
+        "1, [N/A], [N/A], 90.00 W, [N/A], 350.50 W, Not Active",
+        "-, A100, 70.00 W, 80.00 W, 300.00 W, 350.00 W, 0x4",  # of no GPU
+        "0, A100, 70.00 W, 80.00 W, 300.00 W, 350.00 W, 0x0000000100000004",
+    ]
+    text = "".join(f"2024/01/01 00:00:00.000, {row}\n" for row in rows)
+    watch = log(tmp_path, f"{names}, clocks_event_reasons.active\n{text}")
+    assert (of(watch, "gpu0", "power_w"), of(watch, "gpu1", "power_w")) == ([70.0], [90.0])
+    reasons = of(watch, "gpu0", "throttle_reasons"), of(watch, "gpu1", "throttle_reasons")
+    assert reasons == (["SwPowerCap"], [None])  # only the low bits are reasons
+    assert watch.meta["devices"] == {"gpu0": {"name": "A100", "power_limit_w": 300.0}, "gpu1": {"power_limit_w": 350.5}}
+    assert (watch.meta["interval_s"], watch.meta["ticks"]) == (1.0, 1)
+    assert watch.notes == ("Lines that were skipped because they are not readings: 1.",)
+
+
 def test_gpus_without_an_index_are_told_apart(tmp_path: Path) -> None:
     row = "2024/01/01 00:00:0{}.000, {}{} %\n"
     whole = "timestamp, uuid, utilization.gpu [%]\n" + "".join(
@@ -165,22 +182,29 @@ def test_midnight_counts_once(tmp_path: Path) -> None:
 
 
 def test_other_text_is_no_log(tmp_path: Path) -> None:
-    for text in ("a, b\n1, 2\n", "# a comment\n1 2\n", "1 2 3\n", "index, name\n0, x\n", "timestamp, value\n1, 2\n"):
+    commented = "# a comment\n1 2\n", "# gpu mtemp\n0 2\n", "# pwr sm\n1 2\n"
+    for text in ("a, b\n1, 2\n", *commented, "1 2 3\n", "index, name\n0, x\n", "timestamp, value\n1, 2\n"):
         with pytest.raises(TraceError, match="is not a file that perfnb can read"):
             log(tmp_path, text)
-    with pytest.raises(TraceError, match="without any readings"):
-        log(tmp_path, CSV.partition("\n")[0])
+    for text in (CSV.partition("\n")[0], "index, memory.total [MiB]\n0, 5 MiB\n"):
+        with pytest.raises(TraceError, match="without any readings"):
+            log(tmp_path, text)
+    reasons = log(tmp_path, "index, clocks_throttle_reasons.active\n3, 0x8\n")
+    assert of(reasons, "gpu3", "throttle_reasons") == ["HwSlowdown"]
 
 
 def test_limits_hold(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text(CSV)
     with pytest.raises(TraceError, match="raise max_events"):
-        perfnb.load(path, max_events=3)
+        perfnb.load(path, max_events=11)
+    assert len(load_log(path, Limits(max_events=12))[0].samples) == 4  # ten cells count as three events
     path.write_text(CSV + "x" * 2**21)
     with pytest.raises(TraceError, match="a line of more than"):
         perfnb.load(path)
-    path.write_text(DMON.splitlines()[0] + "\n" + "".join(f"{n} {'1 ' * 10}\n" for n in range(300)))
+    head = DMON.splitlines()[0]
+    assert log(tmp_path, f"{head}\n255 {'1 ' * 10}").samples["device"].tolist() == ["gpu255"]
+    path.write_text(f"{head}\n256 {'1 ' * 10}")
     with pytest.raises(TraceError, match="more than 256 GPUs"):
         perfnb.load(path)
 

@@ -11,7 +11,7 @@ import pytest
 from perfnb.attribution.attribution import attribute
 from perfnb.recording.recording import Recording, WatchRecord
 from perfnb.recording.schema import conform
-from perfnb.watching.steps import FEWEST_READINGS, _place, _window, steps_watched
+from perfnb.watching.steps import FEWEST_READINGS, _place, _placed, _Stretch, _window, steps_watched
 from perfnb.watching.summary import StepsWatched
 from tests.recordings import ByHand
 
@@ -121,6 +121,49 @@ def test_a_trace_of_other_steps_than_the_traced_ones_has_no_phases() -> None:
     made = recording(np.arange(30.0), 1.0)
     timed = made.steps.assign(**{"pass": pd.Categorical(["timed"] * 3, categories=["timed", "traced"])})
     assert watched(replace(made, steps=timed)).phases.empty
+
+
+def test_untraced_steps_are_like_the_traced_one_of_median_length() -> None:
+    made, hand = recording(np.arange(30.0), 1.0), ByHand()
+    layer = hand.layer("net")
+    for begin, forward, end in ((0, 0.2, 1), (10, 11, 19), (20, 21.5, 23)):
+        hand.step(begin * SECOND, end * SECOND).call(layer, begin * SECOND, forward * SECOND)
+    steps = pd.DataFrame({"pass": pd.Categorical(["timed", *["traced"] * 3]), "wall_ms": 10_000.0, "data_ms": np.nan})
+    steps["start_s"] = [0.0, 100.0, 110.5, 120.0]  # the second is late, so the others tell the offset of the clocks
+    phases = watched(replace(hand.recording(), steps=steps, watch=made.watch)).phases
+    rows = [(row.phase, round(row.start_s, 6), round(row.end_s, 6), row.placed) for row in phases.itertuples()]
+    assert rows == [
+        *[("forward", 0, 5, True), ("other", 5, 10, True)],
+        *[("forward", 100, 100.2, False), ("other", 100.2, 101, False)],
+        *[("forward", 110, 111, False), ("other", 111, 119, False)],
+        *[("forward", 120, 121.5, False), ("other", 121.5, 123, False)],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "data", "placed"),
+    [
+        (
+            {"data": 7, "forward": 59, "loss": 1, "other": 0.5, "backward": 39.5},
+            0,
+            [("forward", 8, 67, True), ("loss", 67, 68, True), ("backward", 68.5, 108, True)],  # one is too short
+        ),
+        ({"data": 7, "forward": 1}, 40, [("data", 8, 48, False), ("forward", 48, 108, True)]),
+        ({"data": 7, "forward": 1}, 140, [("data", 8, 108, False)]),  # no longer than the step
+        ({"forward": 1}, 40, [("forward", 8, 108, True)]),
+        ({"data": 7, "forward": 0}, 40, [("data", 8, 48, False)]),
+    ],
+)
+def test_the_phases_of_an_untraced_step_have_the_lengths_of_a_traced_one(
+    lengths: dict[str, float], data: float, placed: list[tuple[str, float, float, bool]]
+) -> None:
+    ends = np.cumsum(list(lengths.values())).tolist()
+    template = [
+        _Stretch(name, end - length, end, False, 0.0) for (name, length), end in zip(lengths.items(), ends, strict=True)
+    ]
+    found = _placed(template, 8.0, 100.0, data)
+    assert [(*one[:1], *np.round(one[1:3], 9), one.placed) for one in found] == placed
+    assert [one.margin_s for one in found] == [5.0 if one.placed else 0.0 for one in found]
 
 
 @pytest.mark.parametrize(

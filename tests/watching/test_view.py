@@ -72,12 +72,21 @@ def machine(
     ("seen", "sentence"),
     [
         (machine(cpu=200, own=18), "CPU saturated by others: host 200 %, you 18 %"),
-        (machine(cpu=190, own=150), "CPU saturated: host 190 % of 200 %, you 150 %"),
+        (machine(cpu=190, own=95), "CPU saturated: host 190 % of 200 %, you 95 %"),
         (machine(cpu=180, own=180), "CPU saturated: host 180 % of 200 %, you 180 %"),
         (machine(memory=15.25), "Memory near its limit: 15.2 GiB of 16.0 GiB, you 1.00 GiB"),
         (machine(busy=[5.0]), "Nothing saturated: CPU 100 % of 200 %, GPU busy 5.0 %, memory 4.00 GiB of 16.0 GiB"),
         (machine(cpu=179), "Nothing saturated: CPU 179 % of 200 %, memory 4.00 GiB of 16.0 GiB"),
-        (machine(memory=15.5), "Memory near its limit: 15.5 GiB of 16.0 GiB, you 1.00 GiB"),
+        (machine(memory=15.125), "Nothing saturated: CPU 100 % of 200 %, memory 15.1 GiB of 16.0 GiB"),
+        (
+            machine(memory=15.5, cgroup={"memory_bytes": 7.75 * GIB}),
+            "Memory near its limit: 7.75 GiB of 8.00 GiB (cgroup), you 1.00 GiB; 15.5 GiB of 16.0 GiB, you 1.00 GiB",
+        ),
+        (
+            machine(cgroup={"cpu_percent": 89.0, "memory_bytes": 2.0 * GIB}),
+            "Nothing saturated: CPU 89 % of 100 %, memory 2.00 GiB of 8.00 GiB (cgroup)",
+        ),
+        (machine(cgroup={"cpu_percent": 90.0}), "CPU limit of the cgroup reached: 90 % of 100 %"),
         (machine(busy=[30.0]), "GPU starved: busy for 30 % of the time, while you used 50 % CPU"),
         (machine(busy=[90, 20, 40]), "2 of 3 GPUs starved: busy for 20 % to 40 % of the time, while you used 50 % CPU"),
         (
@@ -91,6 +100,7 @@ def machine(
             "CPU limit of the cgroup reached: 99 % of 100 %, which paused it for 12 % of the time",
         ),
         (samples.empty(), "No readings"),
+        (replace(samples.empty(), running=True), "No readings yet"),
     ],
 )
 def test_the_answer(seen: MachineSummary, sentence: str) -> None:

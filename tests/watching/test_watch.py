@@ -378,6 +378,18 @@ def test_cells_are_marked_from_start_to_end_until_the_watch_stops(monkeypatch: p
     assert shell.callbacks == {"pre_run_cell": [], "post_run_cell": []}
 
 
+def test_a_watch_that_nobody_holds_marks_no_more_cells(
+    by_hand: Callable[..., perfnb.Watch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = _Shell()
+    monkeypatch.setattr("perfnb.watching.watch.running_shell", lambda: shell)
+    w = perfnb.watch(0.5)
+    assert [len(callbacks) for callbacks in shell.callbacks.values()] == [1, 1]
+    del w
+    gc.collect()
+    assert shell.callbacks == {"pre_run_cell": [], "post_run_cell": []}
+
+
 class _Marked:
     """As much of a watch as cells are marked in."""
 
