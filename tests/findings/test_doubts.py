@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from perfnb.findings.doubts import _works_ahead, disagree, doubt_of, held_up, too_few_steps
+from perfnb.findings.lines import not_below_samples
 from perfnb.findings.proposed_code import compiling, is_amd
 
 
@@ -184,3 +185,26 @@ def test_a_line_that_compiles_is_for_a_model_that_the_step_calls(
 
     assert caveat in words
     assert (bool(words), "net" in code) == (bool(caveat), line)
+
+
+@pytest.mark.parametrize(
+    ("ms", "traced_ms", "samples", "sampled", "wanted"),
+    [
+        (10.0, 20.0, 100, 50.0, 200 * (0.5 + 1.96 * 0.05) / 2),  # half of the traced work
+        (40.0, 20.0, 100, 50.0, 200 * (0.5 + 1.96 * 0.05)),
+        (150.0, 20.0, 100, 50.0, 150.0),
+        (10.0, 20.0, 0, 50.0, 100.0),  # the interval ends at the whole step
+        (10.0, 20.0, 100, 0.0, 10.0),
+        (10.0, 0.0, 100, 50.0, 10.0),
+    ],
+)
+def test_work_takes_no_less_time_than_its_samples(
+    ms: float, traced_ms: float, samples: int, sampled: float, wanted: float
+) -> None:
+    columns = ["process", "phase", "self_ms"]
+    rows = [("step", "forward", 0.8 * sampled), ("step", "backward", 0.2 * sampled), ("step", "loss", sampled)]
+    lines = pd.DataFrame([*rows, ("worker 0", "forward", 900.0)], columns=columns)
+    typical = {"forward": 0.75 * traced_ms, "backward": 0.25 * traced_ms}.__getitem__
+    known = facts(lines_of_code=lines, typical_ms=typical, step_ms=200.0, meta={"python": {"samples": samples}})
+
+    assert not_below_samples(known, ["forward", "backward"], ms) == pytest.approx(wanted)
