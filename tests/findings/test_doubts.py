@@ -12,6 +12,7 @@ import pytest
 from perfnb.findings.doubts import _works_ahead, disagree, doubt_of, held_up, too_few_steps
 from perfnb.findings.lines import not_below_samples
 from perfnb.findings.proposed_code import compiling, is_amd
+from perfnb.recording.text import TEXT
 
 
 def facts(traced: tuple[float, ...] = (10.0, 10.0), **change: Any) -> Any:
@@ -153,7 +154,7 @@ def test_steps_disagree_beyond_half_as_much_again() -> None:
 
 def recorded(*names: str, devices: tuple[str, ...] = (), **modules: list[Any]) -> Any:
     events = pd.DataFrame({"name": pd.Categorical(names)})
-    table = pd.DataFrame({"name": [], "compiled": []} | modules)
+    table = pd.DataFrame({"name": [], "compiled": []} | modules).astype({"name": TEXT, "compiled": "boolean"})
     return SimpleNamespace(events=events, modules=table, meta={"devices": [{"name": name} for name in devices]})
 
 
