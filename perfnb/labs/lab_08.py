@@ -260,6 +260,10 @@ def judge_calls(facts: Facts) -> None:
 
 def measure_straggler(answer: Any, ranks: Any = None) -> Facts:
     several = evidence(ranks, Ranks)
+    unknown = (
+        "These traces do not show how long each rank waits: pass the ranks that perfnb.load returned for both files."
+    )
+    hint_if(several.times["waiting_ms"].isna().any(), unknown)
     by_rank = several.times.groupby("rank")
     return {
         "said": as_fields(answer, rank=float, waits_ms=float),

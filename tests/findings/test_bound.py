@@ -6,13 +6,17 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from perfnb.attribution.attribution import attribute
+from perfnb.attribution.device_work import SORTS
 from perfnb.findings.facts import Facts, facts_of
 from perfnb.findings.finding import Finding, in_order
+from perfnb.findings.gpu_facts import Runs
 from perfnb.findings.proposed_code import EXPANDABLE
+from perfnb.findings.rules import bound
 from perfnb.findings.rules.bound import compute, low_precision, memory_bandwidth, work_under
 from perfnb.findings.rules.memory import activation_memory, allocator, growth
 from perfnb.findings.verdict import verdict_of
@@ -304,3 +308,28 @@ def test_memory_may_grow_where_every_watched_step_left_something(left: int | Non
         assert [row.name for row in one.rows] == ["1"]
     known.figures.memory = replace(known.figures.memory, incomplete="OutOfMemoryError", kept_by="")
     assert list(growth.search(known)) == []
+
+
+@pytest.mark.parametrize(
+    ("single", "part", "code"),
+    [(5, "5.00 ms of that is in float32", ""), (4, "none of them is in float32", "net.compile()")],
+)
+def test_lower_precision_is_for_products_of_which_a_twentieth_is_in_float32(
+    monkeypatch: pytest.MonkeyPatch, single: int, part: str, code: str
+) -> None:
+    monkeypatch.setattr(bound, "_lower_precision", lambda facts: "Use lower precision.")
+    monkeypatch.setattr(bound, "compiling", lambda facts, layers, lever: (" Compile it.", "net.compile()"))
+    start = np.array([0, 100 - single, 100])
+    names = pd.Categorical(["ampere_fp16_s16816gemm_fp16_128x128", "ampere_sgemm_128x64", "relu"])
+    runs = Runs(names, np.full(3, SORTS.index("computation")), start, np.append(start[1:], 300), start, start)
+    gpu: Any = SimpleNamespace(runs=runs, idle_share=0.25, ran_ms=lambda chosen: float(runs.time(chosen).length))
+    facts: Any = SimpleNamespace(
+        share=lambda ms: 1.0, of_step=lambda ms: f"{ms:g} ms", heaviest_layers=lambda ops: [], ops=None, for_torch=str
+    )
+
+    (found,) = bound._products_of_trace(facts, gpu)
+
+    assert found.bound_ms == 100
+    assert found.evidence.startswith("Matrix kernels run for 100 ms; the GPU is busy for 75 % of the step. ")
+    assert part in found.evidence
+    assert ("Use lower precision." in found.advice, found.code) == (not code, code)

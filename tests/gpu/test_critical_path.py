@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from perfnb.attribution.device_work import device_work, thread_keys
-from perfnb.gpu.dependencies import EVENT, LAUNCH, STREAM, handovers, held_up, host_timeline, host_waits
+from perfnb.gpu.dependencies import (
+    EVENT,
+    LAUNCH,
+    STREAM,
+    UNKNOWN,
+    handovers,
+    held_up,
+    host_timeline,
+    host_waits,
+    latest,
+)
 from tests.gpu.paths import critical_path
 from tests.traces_by_hand import Trace
 
@@ -64,6 +75,18 @@ def test_an_interval_is_cut_where_a_thread_turns_to_something_else(
     assert list(zip(owner, start // 1000, stop // 1000, strict=True)) == pieces
     elsewhere = timeline.cut(1, 5, 70)
     assert [part.tolist() for part in elsewhere] == [[-1], [5], [70]]
+
+
+@pytest.mark.parametrize(
+    ("group", "until", "before", "at_or_before"),
+    [(0, 5, -1, 0), (0, 6, 0, 0), (0, 9, 0, 3), (0, 10, 3, 3), (1, 7, -1, 2), (1, 99, 2, 2), (2, 99, -1, -1)],
+)
+def test_the_last_member_of_a_group_before_a_time(group: int, until: int, before: int, at_or_before: int) -> None:
+    members = np.array([0, 0, 1, 0]), np.array([5, 9, 7, 9])
+    asked = np.array([group]), np.array([until])
+
+    assert latest(*members, *asked).tolist() == [before]
+    assert latest(*members, *asked, side="right").tolist() == [at_or_before]
 
 
 def test_a_step_that_waits_for_a_kernel_goes_through_its_launch_and_the_kernel() -> None:
@@ -154,6 +177,89 @@ def test_only_the_first_work_after_the_wait_waits_for_the_event() -> None:
 
     assert held.by.tolist() == [LAUNCH, STREAM, EVENT, STREAM]
     assert held.awaited.tolist() == [-1, -1, 0, -1]
+
+
+@pytest.mark.parametrize(
+    ("ended", "launch", "began", "by", "explained"),
+    [
+        (50, (40, 49), 52, STREAM, 52),
+        (50, (40, 50), 52, LAUNCH, 52),
+        (52, (40, 52), 52, LAUNCH, 52),
+        (51, (40, 53), 52, STREAM, 52),  # the call returns after the work began
+        (50, (60, 62), 92, LAUNCH, 92),
+        (50, (60, 62), 92.001, LAUNCH, 62),
+        (50, (40, 42), 80, STREAM, 80),
+        (50, (40, 42), 80.001, STREAM, 50),
+        (50, None, 60, STREAM, 60),
+    ],
+)
+def test_work_waits_for_the_later_of_its_launch_and_the_work_before_it(
+    ended: float, launch: tuple[float, float] | None, began: float, by: int, explained: float
+) -> None:
+    trace = Trace().work("first", 5, ended, (1, 3)).work("second", began, 100, launch).frame()
+
+    held = held_up(trace, device_work(trace))
+
+    assert (held.by.tolist(), held.explained.tolist()) == ([LAUNCH, by], [5_000, round(explained * 1000)])
+    assert (held.before.tolist(), held.inferred.any()) == ([-1, 0], False)
+    assert held.launch[1] == (round(launch[0] * 1000) if launch else -1)
+
+
+@pytest.mark.parametrize(
+    ("ended", "began", "by"),
+    [(25, 30, LAUNCH), (25, 30.001, EVENT), (21, 31, EVENT), (20.999, 31, LAUNCH), (19, 31, LAUNCH), (32, 31, LAUNCH)],
+)
+def test_other_work_was_awaited_if_it_ended_just_before_and_nothing_else_explains_the_delay(
+    ended: float, began: float, by: int
+) -> None:
+    trace = Trace().work("a", 5, ended, (1, 3)).work("b", began, 90, (18, 20), stream=9).frame()
+
+    held = held_up(trace, device_work(trace))
+
+    assert (held.by[1], held.awaited[1], held.inferred[1]) == (by, 0 if by == EVENT else -1, by == EVENT)
+    lost = trace.drop(index=2)  # the launch of b
+    assert held_up(lost, device_work(lost)).by.tolist() == [LAUNCH, UNKNOWN]
+
+
+def test_each_waiting_call_is_paired_with_the_last_work_of_what_it_waits_for() -> None:
+    trace = Trace().work("a", 10, 40, (1, 2)).work("b", 20, 60, (3, 4), stream=9)
+    trace.work("c", 20, 50, (5, 6), device=1).work("d", 70, 80, (32, 33))
+    calls = (
+        ("cudaDeviceSynchronize", 32, 55, {"device": 0}),  # b ends within 10 after the call, d is launched with it
+        ("cudaStreamSynchronize", 33, 75, {"device": 0, "stream": 9}),
+        ("cudaDeviceSynchronize", 7, 49.999, {}),  # b ends too late for the call to have waited for it
+        ("cudaDeviceSynchronize", 8, 50, {}),
+        ("cudaDeviceSynchronize", 9, 52, {"device": 1}),
+        ("cudaEventSynchronize", 34, 60, None),
+        ("cudaEventSynchronize", 32, 81, None),  # d was launched when the call began, so nothing is known
+    )
+    for number, (name, begin, end, synchronised) in enumerate(calls, start=50):
+        trace.event(name, begin, end, "cuda_runtime", correlation=number, thread=number)
+        if synchronised is not None:
+            trace.event("Sync", begin, end, "cuda_sync", correlation=number, **synchronised)
+    events = trace.frame()
+
+    waits = host_waits(events, work := device_work(events))
+
+    names = np.append(events["name"].to_numpy(dtype=object)[work.rows], "")
+    found = [(int(begin) // 1000, names[last]) for begin, last in zip(waits.start, waits.work, strict=True)]
+    assert found == [(32, "b"), (33, "b"), (7, "c"), (8, "b"), (9, "c"), (34, "b"), (32, "")]
+    every = [{names[w] for w in waits.awaited[waits.waiting == place]} for place in range(len(calls))]
+    assert every == [{"a", "b"}, {"b"}, {"a", "c"}, {"a", "b", "c"}, {"c"}, {"b"}, set()]
+
+
+def test_calls_that_wait_are_sorted_by_thread_and_time_of_return() -> None:
+    trace = Trace().work("copy", 5, 30, (1, 30), "gpu_memcpy", "cudaMemcpy", launch_thread=2)
+    trace.work("late", 40, 50, (35, 49.999), "gpu_memcpy", "cudaMemcpy")
+    for begin, end in ((60, 90), (61, 80)):
+        trace.event("cudaStreamSynchronize", begin, end, "cuda_runtime", thread=2)
+    events = trace.event("cudaEventSynchronize", 20, 60, "cuda_runtime", thread=3).frame()
+
+    waits = host_waits(events, device_work(events))
+
+    assert events["thread"].to_numpy()[waits.rows].tolist() == [2, 2, 2, 3]
+    assert (waits.end // 1000).tolist() == [30, 80, 90, 60]
+    assert waits.work.tolist() == [0, 1, 1, -1]
 
 
 def test_waiting_for_an_event_waits_for_what_was_launched_before_it_was_recorded() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 
 from perfnb.draw.as_text import document_text
 from perfnb.draw.document import Bars, Choice, Document, Series, Table
-from perfnb.gpu.launches import LaunchFacts
-from perfnb.gpu.summary import GpuSummary
+from perfnb.gpu.summary import GpuSummary, PathFacts
 from perfnb.gpu.tab import gpu_document, gpu_verdict, launch_sentence, path_title, shape_words
 from tests.gpu import gpu_samples as samples
 from tests.samples import texts
@@ -25,6 +26,11 @@ def gpu_of(trace: Written, folder: Path) -> GpuSummary:
     return made
 
 
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> GpuSummary:
+    return gpu_of(samples.two_gpus(), tmp_path_factory.mktemp("two"))
+
+
 def said(gpu: GpuSummary) -> str:
     return gpu_verdict(gpu).sentence
 
@@ -33,8 +39,8 @@ def tables(document: Document) -> dict[str, Table]:
     return {section.title: section for section in document.sections if isinstance(section, Table)}
 
 
-def test_the_bars_hold_the_whole_time_of_each_gpu(tmp_path: Path) -> None:
-    shown = gpu_document(gpu_of(samples.two_gpus(), tmp_path))
+def test_the_bars_hold_the_whole_time_of_each_gpu(two: GpuSummary) -> None:
+    shown = gpu_document(two)
 
     choice = shown.sections[0]
     assert isinstance(choice, Choice)
@@ -54,8 +60,8 @@ def test_the_bars_hold_the_whole_time_of_each_gpu(tmp_path: Path) -> None:
     assert max(value or 0 for value in queues[0].lines[0].values) == 2
 
 
-def test_kernels_lead_to_their_op_and_their_layers(tmp_path: Path) -> None:
-    shown = gpu_document(gpu_of(samples.two_gpus(), tmp_path))
+def test_kernels_lead_to_their_op_and_their_layers(two: GpuSummary) -> None:
+    shown = gpu_document(two)
 
     (kernels,) = [table for table in tables(shown).values() if table.key == "kernels by op"]
     by_op = {str(row[0]): row for row in kernels.rows}
@@ -118,31 +124,85 @@ def test_the_verdict_says_how_idle_the_gpus_are_and_why(tmp_path: Path) -> None:
     assert said(gpu_of(samples.unlaunched(), tmp_path)) == "The GPU is busy 100 % of the trace."
 
 
-def test_the_sentence_says_whether_launches_keep_up(tmp_path: Path) -> None:
-    gpu = gpu_of(samples.two_gpus(), tmp_path)
-    assert launch_sentence(gpu).startswith("The GPU waited for the host: ")
-
-    near = replace(gpu, devices=gpu.devices.assign(host=0.0))
-    assert (
-        launch_sentence(near) == "Launches keep up with the GPU: it was idle 0 % of the time because the host was late."
-    )
-    none = LaunchFacts(5, 0, None, None, None, None, None, None, None)
-    assert "launch overhead is unknown" in launch_sentence(replace(gpu, launches=none))
-    assert launch_sentence(gpu).endswith("The critical path shows what the host was doing.")
-    short = replace(gpu.launches, short_share=0.4)
-    assert "40 % of the kernels were shorter than their launch: " in launch_sentence(replace(gpu, launches=short))
+def divided(gpu: GpuSummary, **percent: float) -> GpuSummary:
+    """Return a summary whose one GPU spent so many percent of its time idle for each reason, and the rest busy."""
+    reasons, within = ("host", "dependency", "other", "outside"), ("call", "latency", "unknown")
+    parts = dict.fromkeys((*reasons, *within), 0.0) | percent
+    idle = sum(parts[name] for name in reasons)
+    return replace(gpu, devices=gpu.devices.head(1).assign(total_ms=100.0, **parts), busy=1 - idle / 100)
 
 
-def test_whether_launches_keep_up_is_not_said_without_evidence(tmp_path):
-    gpu = gpu_of(samples.two_gpus(), tmp_path)
-    quiet = gpu.devices.assign(host=0.0)
+@pytest.mark.parametrize(
+    ("percent", "state", "words"),
+    [
+        ({"host": 29}, "good", "busy 71 % of 3 traced steps, and idle because the host launched the next work too"),
+        ({"host": 31}, "bad", "idle for 31 % of 3 traced steps, because the host launched the next work too late."),
+        ({"host": 40, "latency": 20}, "bad", "because the host launched"),
+        ({"host": 40, "latency": 21}, "bad", "because work starts late after its launch."),
+        ({"other": 40, "unknown": 21}, "bad", "because of something unknown"),
+        ({"other": 40, "unknown": 20}, "bad", "because of something that the trace does not show"),
+        ({"dependency": 39, "host": 11, "latency": 11}, "bad", "50 % of 3 traced steps, mostly because launched work"),
+        ({"dependency": 41, "host": 9}, "bad", "50 % of 3 traced steps, because launched work waited"),
+        ({"dependency": 20, "host": 20}, "bad", "mostly because the host"),
+        ({"outside": 1}, "good", "and idle because there was no work before the first"),
+        ({"outside": 0.9}, "good", "The GPU is busy 99 % of 3 traced steps."),
+    ],
+)
+def test_the_verdict_names_the_largest_part_of_idle_time(
+    two: GpuSummary, percent: dict[str, float], state: str, words: str
+) -> None:
+    verdict = gpu_verdict(divided(two, **percent))
 
-    few = replace(gpu, devices=quiet, launches=replace(gpu.launches, launched=8, known=3))
-    assert launch_sentence(few).endswith("it lacks the launches of 62 % of the kernels, copies and fills.")
-    half = replace(few, launches=replace(few.launches, known=4))
-    assert launch_sentence(half).startswith("Launches keep up with the GPU")
-    lost = replace(gpu, devices=quiet.assign(unknown=quiet["total_ms"] / 2))
-    assert "the GPU was idle 50 % of the time before them" in launch_sentence(lost)
+    assert verdict.state == state
+    assert words in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("known", "short", "percent", "words"),
+    [
+        (3, 0.0, {}, "it lacks the launches of 62 % of the kernels, copies and fills."),
+        (4, 0.0, {}, "Launches keep up with the GPU: it was idle 0 %"),
+        (8, 0.0, {"other": 6, "unknown": 4.9}, "Launches keep up"),
+        (8, 0.0, {"other": 6, "unknown": 5}, "of 0 % of the kernels, copies and fills, and the GPU was idle 5.0 % of"),
+        (8, None, {"host": 4.9}, "Launches keep up with the GPU: it was idle 4.9 %"),
+        (8, None, {"host": 5}, "until the next launch (5.0 % before the call). The critical path shows what the host"),
+        (8, 0.19, {"host": 9, "call": 3, "latency": 2}, "(4.0 % before the call, 3.0 % inside it, 2.0 % from its ret"),
+        (8, 0.2, {"host": 9, "call": 8.5, "latency": 0.4}, "(8.5 % inside it). 20 % of the kernels were shorter than"),
+        (8, 0.2, {"host": 9, "call": 0.4, "latency": 0.5}, "(8.1 % before the call, 0.5 % from its return until the"),
+    ],
+)
+def test_whether_launches_keep_up(
+    two: GpuSummary, known: int, short: float | None, percent: dict[str, float], words: str
+) -> None:
+    gpu = divided(two, **percent)
+    facts = replace(gpu.launches, launched=8, known=known, short_share=short)
+
+    assert words in launch_sentence(replace(gpu, launches=facts))
+
+
+@pytest.mark.parametrize(
+    ("change", "title"),
+    [
+        ({"step": None}, "Critical path of the whole trace, 2.00 ms"),
+        ({}, "Critical path of step 4: 2.00 ms"),
+        ({"steps": 2}, "Critical path of step 4, the longer of 2 steps with GPU work: 2.00 ms"),
+        ({"steps": 3}, "Critical path of step 4, the median of 3 steps with GPU work: 2.00 ms"),
+        ({"tail_ms": 1}, "Critical path of step 4: 2.00 ms, including 1.00 ms on the GPU after the host had finished"),
+    ],
+)
+def test_the_title_of_a_path(change: dict[str, Any], title: str) -> None:
+    facts = {"step": 4, "steps": 1, "total_ms": 2.0, "tail_ms": 0.0, "kinds": pd.DataFrame(), "ops": pd.DataFrame()}
+
+    assert path_title(PathFacts(**facts | change)).removesuffix(" the step") == title
+
+
+def test_steps_that_have_no_bar_are_counted(two: GpuSummary) -> None:
+    for more, title in ((0, "From the first work of a step to its last"), (2, "; 2 later steps not shown")):
+        shown = gpu_document(replace(two, steps_in_all=3 + more)).sections[0]
+        assert isinstance(shown, Choice)
+        assert shown.options["step by step"][0].title.endswith(title)
+    for count, kind in ((2, Bars), (3, Choice)):
+        assert isinstance(gpu_document(replace(two, steps=two.steps.head(count))).sections[0], kind)
 
 
 def test_the_path_is_of_a_step_that_launched_work(tmp_path):
@@ -152,8 +212,7 @@ def test_the_path_is_of_a_step_that_launched_work(tmp_path):
     path = gpu_of(trace, tmp_path).path
 
     assert path is not None
-    assert (path.step, path.steps) == (1, 2)
-    assert path_title(path) == "Critical path of step 1, the longer of 2 steps with GPU work: 0.900 ms"
+    assert (path.step, path.steps, path.total_ms) == (1, 2, 0.9)
 
 
 def test_the_parts_of_waiting_for_the_host_are_named(tmp_path):

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from perfnb.labs import lab_06
+from perfnb.labs.ledger import exercise_of
 from tests.labs.judging import hint
 from tests.labs.lab_06_answers import at_once
 from tests.labs.planted import plant
@@ -158,6 +159,12 @@ def test_rows_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_batches_that_are_not_the_same(answer: Any, says: str) -> None:
     assert says in hint("6.5", answer)
+
+
+@pytest.mark.parametrize("answer", [Torn, lambda data, size: ByHand(data, size, last=False)])
+def test_a_loader_with_wrong_rows_is_not_timed(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    monkeypatch.setattr(lab_06, "time_ratio", lambda *_: pytest.fail("It was timed."))
+    assert "ratio" not in exercise_of("6.5").measure(answer)
 
 
 def test_rows_know_their_number() -> None:

@@ -216,3 +216,8 @@ def test_a_faster_kernel_where_the_gpu_is_waited_for() -> None:
 
     assert said_of("8.4", waited | {"saves_ms": 0.25}) == ""
     assert "critical path" in said_of("8.4", waited)
+
+
+def test_ranks_without_collectives_of_both_have_no_straggler(small: tuple[Profile, Profile, Ranks]) -> None:
+    assert small[2].times["waiting_ms"].isna().all()
+    expect("8.6", "do not show how long each rank waits", {"rank": 1, "waits_ms": 1.0}, ranks=small[2])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -243,9 +243,9 @@ def test_kinds_come_from_the_operators_of_the_layers() -> None:
 
 
 def test_a_row_is_what_was_planted() -> None:
-    def row(**parts: Any) -> dict[str, float]:
+    def row(times: Sequence[float] = (3.0, 4.0, 5.0), **parts: Any) -> dict[str, float]:
         made = replace(summaries.small_cnn(), **parts)
-        tables = architecture_tables({"a": made}, {"a": [3.0, 4.0, 5.0]}, {"a": 16}, 0.02)
+        tables = architecture_tables({"a": made}, {"a": times}, {"a": 16}, 0.02)
         found: dict[str, float] = tables["table"].loc["a"].dropna().to_dict()
         return found
 
@@ -260,6 +260,8 @@ def test_a_row_is_what_was_planted() -> None:
     assert whole["achieved_flops_per_s"] == pytest.approx(8e6 / 4e-3)
     assert whole["intensity"] == 8 * 10**6 / 800
     assert "intensity" not in row(memory=memory, roofline=roofline(0, 0))
+    nine = row([4.0, 9.0, 1.0, 3.0, 5.0, 7.0, 2.0, 6.0, 8.0])
+    assert (nine["ci_low_ms"], nine["median_ms"], nine["ci_high_ms"]) == (2.0, 5.0, 8.0)  # the 2nd and the 8th of 9
     unknown = row(memory=None, roofline=None)
     assert unknown == {key: value for key, value in whole.items() if key in unknown}
     assert whole.keys() - unknown.keys() == {"peak_bytes", "achieved_flops_per_s", "intensity"}
@@ -267,6 +269,9 @@ def test_a_row_is_what_was_planted() -> None:
     roots = layers[(layers["depth"] == 0) & ~layers.index.isin(SPECIAL_ROWS)]
     assert len(roots) < len(layers)
     assert whole["parameters"] == roots["parameters"].sum()
+    counted = layers.assign(ops=5.0, kernels=pd.array([None] * len(layers), dtype="Float64"))
+    assert row(layers=counted)["launches_or_ops"] == 5 * len(roots)
+    assert row(layers=counted.assign(kernels=3.0))["launches_or_ops"] == 3 * len(roots)
 
 
 class TinyAttn(nn.Module):
@@ -340,9 +345,38 @@ def test_each_model_has_its_own_batch_or_that_of_all() -> None:
 def test_shares_by_kind_and_by_phase_are_of_the_median_step() -> None:
     table = _shares("cnn", summaries.small_cnn(), 12.0)
     assert set(table["name"]) == {"cnn"}
-    sums = table.groupby("by")[["ms", "share"]].sum()
+    sums = table.groupby("by", sort=False)[["ms", "share"]].sum()
     assert sums["share"].to_dict() == {"kind": pytest.approx(1.0), "phase": pytest.approx(1.0)}
     assert sums["ms"].to_dict() == {"kind": pytest.approx(12.0), "phase": pytest.approx(12.0)}
+    ops = summaries.small_cnn().layer_ops
+    none = _shares("cnn", replace(summaries.small_cnn(), layer_ops=ops.assign(self_cpu_ms=0.0)), 12.0)
+    assert none.groupby("by")["share"].sum().to_dict() == {"kind": 0.0, "phase": pytest.approx(1.0)}
+    assert none[none["by"] == "kind"]["ms"].eq(0).all()
+
+
+def test_the_time_of_kinds_is_that_on_the_gpu_if_there_is_any() -> None:
+    ops = layer_ops(("m", "aten::mm", 9.0), ("m", "aten::relu", 4.0))
+    layers = pd.DataFrame({"depth": [0], "calls": 1.0}, index=["m"])
+
+    times = time_by_kind(layers, ops.assign(gpu_ms=pd.array([2.0, None], dtype="Float64")))
+
+    assert times[lambda ms: ms > 0].to_dict() == {"linear": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("calls", "depth", "kind"),
+    [((1.0, 1.0), (0, 1), "other"), ((1.0, 0.0), (0, 1), "linear"), ((1.0, 1.0), (0, 0), "linear")],
+)
+def test_other_ops_have_the_kind_of_a_layer_that_calls_no_other(
+    calls: tuple[float, float], depth: tuple[int, int], kind: str
+) -> None:
+    ops = layer_ops(("m", "aten::mm", 4.0), ("m", "aten::copy_", 1.0), ("(loss)", "aten::copy_", 0.5))
+    ops = pd.concat([ops, layer_ops(("(loss)", "aten::gelu", 0.25))])
+    layers = pd.DataFrame({"depth": depth, "calls": calls}, index=["m", "m.a"])
+
+    times = time_by_kind(layers, ops)[lambda ms: ms > 0].to_dict()
+
+    assert times == ({"linear": 5.0, "other": 0.75} if kind == "linear" else {"linear": 4.0, "other": 1.75})
 
 
 def test_a_batch_is_described_by_its_shapes() -> None:

@@ -132,6 +132,61 @@ def test_memory_that_is_not_the_steps_own_does_not_count(
     assert scaling._counted(lambda: None) == counted
 
 
+@pytest.mark.parametrize(
+    ("steady", "now", "pilot_ms", "rounds"),
+    [(True, 5.0, 400.0, 10), (None, 8.5, 10.0, 50), (None, 12.0, 10.0, 6), (False, 5.0, 10.0, 100)],
+)
+def test_the_time_that_the_warm_up_leaves_decides_how_many_rounds_run(
+    monkeypatch: pytest.MonkeyPatch, steady: bool | None, now: float, pilot_ms: float, rounds: int
+) -> None:
+    ran: list[tuple[int, int, int, int | None]] = []
+    said: list[tuple[str, int, int]] = []
+
+    class Bench:
+        conditions = SimpleNamespace(facts="facts")
+
+        def __init__(self, steps: list[Any], progress: object) -> None:
+            assert len(steps) == 2
+
+        def __enter__(self) -> Bench:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def rounds(self, orders: tuple[int, int, int], planned: int | None = None) -> Any:
+            ran.append((*orders, planned))
+            return np.full((2, orders[0]), pilot_ms / 2)
+
+    class Progress(Bench):
+        def __init__(self) -> None:
+            pass
+
+        def __call__(self, what: str, done: int, of: int) -> None:
+            said.append((what, done, of))
+
+    shown = iter([2.0, now])
+    monkeypatch.setattr("perfnb.bench.rounds.Bench", Bench)
+    monkeypatch.setattr(scaling, "Progress", Progress)
+    monkeypatch.setattr(scaling, "time", SimpleNamespace(perf_counter=lambda: next(shown)))
+    monkeypatch.setattr(scaling, "warm_up", lambda bench, start, budget_s: steady if budget_s == 7 else None)
+    monkeypatch.setattr(scaling, "random_orders", lambda count, steps, seed: (count, steps, seed))
+    monkeypatch.setattr(scaling, "noise_sentences", lambda facts: ["busy"] if facts == "facts" else [])
+    monkeypatch.setattr(scaling, "_counted", lambda step: (70 * step(), 3 * step()))
+
+    found = perfnb.scaling_study(lambda size: lambda: size, [3, 9], budget_s=10.0)
+
+    (first, *pilot), (count, steps, seed, planned) = ran
+    assert (first, pilot[0], count, steps, planned) == (1, 2, rounds, 2, rounds)
+    assert pilot[1] != seed  # the pilot run is no part of the measurement
+    assert said == [("counted", 1, 2), ("counted", 2, 2)]
+    assert found.table[["median_ms", "peak_bytes", "flops"]].to_numpy().tolist() == [
+        [pilot_ms / 2, 70 * size, 3 * size] for size in (3, 9)
+    ]
+    warned = ["Not all sizes had reached steady state when the warm-up ended."]
+    assert list(found.notes) == (warned if steady is False else []) + ["busy"]
+
+
 def test_sizes_run_side_by_side_and_are_counted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[float] = []
     ran: list[float] = []

@@ -13,7 +13,7 @@ from perfnb.draw import palette
 from perfnb.draw.document import Bars, Choice, Document, Effects, Section, Series, Table, Value
 from perfnb.draw.palette import KINDS
 from perfnb.models.architectures import ArchitectureComparison
-from perfnb.models.architectures_view import part_times
+from perfnb.models.architectures_view import _listed, _short, part_times
 from perfnb.models.scaling import ScalingStudy
 from perfnb.models.size_laws import measured_sizes
 from tests.models import architecture_samples as samples
@@ -67,6 +67,35 @@ def test_what_cannot_be_told_apart_is_not_ranked() -> None:
 
 def test_one_architecture_is_compared_with_nothing() -> None:
     assert samples.one()._document().verdict.sentence == "transformer takes 17.6 ms per training step"
+
+
+def test_long_names_are_cut_and_names_are_listed() -> None:
+    assert (_short("n" * 60), _short("n" * 61)) == ("n" * 60, "n" * 59 + "…")
+    assert [_listed(list(names)) for names in ("a", "ab", "abc")] == ["a", "a and b", "a, b and c"]
+
+
+def test_how_the_models_were_measured_is_said() -> None:
+    made = samples.three()
+    facts = [replace(made, rounds=rounds)._document().facts for rounds in (1, 2)]
+    assert facts == [
+        ("training step", f"batch: {made.batch}", f"measured {times}")
+        for times in ("once each", "2 times each, interleaved")
+    ]
+    assert samples.inference()._document().facts[0] == "inference step, forward only"
+
+
+def test_nothing_is_compared_with_a_cost_of_zero() -> None:
+    made = samples.three()
+    made.table.loc["cnn", "parameters"] = 0
+    assert not only(Effects, option(made, "Parameters")).rows
+    assert not any(isinstance(section, Effects) for section in option(samples.one(), "Parameters"))
+
+
+def test_only_several_pairs_have_a_table_and_a_note() -> None:
+    for made, listed in ((samples.three(), True), (samples.inference(), False)):
+        document = made._document()
+        assert (document.sections[-1].title == "Every pair") == listed
+        assert any("hold simultaneously for all" in note for note in document.notes) == listed
 
 
 def test_ratios_are_against_the_fastest_whichever_way_the_pair_was_measured() -> None:
