@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import perfnb
+from perfnb.inference import latency
 from perfnb.inference.latency import OpenRun
 from perfnb.inference.load_model import exceeds
 from perfnb.inference.queueing import poisson_arrivals
@@ -404,3 +406,37 @@ def test_threads_that_wait_for_each_other_between_requests_are_told() -> None:
         told = "1,000 requests/s were served, fewer than the 2,000 requests/s that these times allow" in words_of(each)
         assert told == (per_s == 1000)
     assert fake(np.full(19, 1.0), concurrency=2).costs.loc["closed", "requests_per_s"] == pytest.approx(2000)
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "budget_s", "schedule"),
+    [
+        ([5.0, 5.25, 7.0], 2.0, [0.0, 250.0, 2000.0]),
+        ([5.0, 5.0, 7.0], 2.0, [0.0, 0.0, 2000.0]),
+        ([5.0, 7.0], 1.9, "more than budget_s=1.9"),
+        ([5.0, 5.0], 2.0, "not all be at the same time"),
+        ([5.0, 4.9, 7.0], 3.0, "in ascending order"),
+        ([0.0, math.nan], 3.0, "in ascending order"),
+        ([[0.0, 1.0]], 3.0, "in ascending order"),
+        ([], 3.0, "at least one time"),
+    ],
+)
+def test_a_schedule_begins_with_its_first_arrival(
+    arrivals: list[Any], budget_s: float, schedule: list[float] | str
+) -> None:
+    if isinstance(schedule, str):
+        with pytest.raises(ValueError, match=schedule):
+            latency._schedule(arrivals, budget_s)
+    else:
+        assert latency._schedule(arrivals, budget_s) == schedule
+
+
+def test_the_slowest_requests_are_those_that_took_longest_to_serve_after_the_warm_up() -> None:
+    closed = back_to_back(np.array([9.0, 3.0, 7.0, 5.0])).assign(first=[True, False, False, False])
+    found = fake(np.full(9, 5.0), closed=closed.assign(latency_ms=[1.0, 9.0, 2.0, 3.0]))
+
+    assert found.slowest(2)["request"].tolist() == [2, 3]
+    assert found.first_calls["request"].tolist() == [0]
+    assert latency._rate(1e6) == 1e6
+    with pytest.raises(ValueError, match="at most 1e6, not 1000001"):
+        found.at(1_000_001)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import heapq
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -275,3 +277,54 @@ def test_a_rate_that_is_too_low_for_a_bound_does_not_hide_the_highest() -> None:
     assert paused.at(10, [0.99])[0, 0] > 5.0  # after pauses of 100 ms
     assert 0 < low <= rate <= high
     assert 0.9 < rate / alone.highest_rate(5.0, 0.99)[0] <= 1  # where it is hardly ever idle
+
+
+@pytest.mark.parametrize(
+    ("latency", "bound", "rate"),
+    [
+        ([5, 6, 7, 8], 4.9, 0),
+        ([5, 6, 7, 8], 6, 2),
+        ([5, 6, 7, 9], 8, 3.5),
+        ([5, 6, 7, 8], 8, 4),
+        ([5, 6, math.inf, math.inf], 7, 2),
+        ([9, 5, 7, 9], 6, 2.5),  # a low rate is too high for the bound because of pauses
+    ],
+)
+def test_the_rate_at_a_bound_is_interpolated(latency: list[float], bound: float, rate: float) -> None:
+    assert queueing._crossing(np.arange(1.0, 5.0), np.array(latency, dtype=float), bound) == rate
+
+
+@pytest.mark.parametrize(
+    ("estimate", "summed_up"),
+    [
+        (50.0, (50, 2, 97)),
+        (40.0, (40, 0, 92)),  # Efron: the percentiles of two normal distributions, moved by twice -0.253
+        (200.0, (200, 99, 200)),
+        (-5.0, (-5, -5, 0)),
+        (math.inf, (math.inf, 0, math.inf)),
+    ],
+)
+def test_intervals_are_percentiles_of_the_resampled_runs_corrected_for_bias(
+    estimate: float, summed_up: tuple[float, float, float]
+) -> None:
+    loads: Any = SimpleNamespace(own=2)
+    runs = np.random.default_rng(1).permutation(100).astype(float)
+    assert queueing.Loads.summed_up(loads, np.append([estimate, 7.0], runs)) == summed_up
+    assert queueing.Loads.summed_up(loads, np.append([3.0, 7.0], runs), estimate) == summed_up
+
+
+def test_what_runs_are_made_of_by_hand() -> None:
+    rng = np.random.default_rng(2)
+    assert np.sort(queueing._remainders(np.array([[2.0, 4.0]]), 3, rng)).tolist() == [[1, 1, 3]]  # at 1, 3 and 5
+    places = queueing._places(rng, (50, 5), 3, 2)
+    assert ((places[:, [0, 2]] + 1) % 3 == places[:, [1, 3]]).all()
+    assert np.unique(places).tolist() == [0, 1, 2]
+    # The sums of three in a row, around the end: 3, 5, 7, 9, 7, 5.
+    together = np.array([1.0, 1, 1, 3, 3, 3])
+    assert queueing._clustering(together, 3) == pytest.approx((22 / 6 / 3 / 4 + 1) / (1 / 4 + 1))
+    assert [queueing._clustering(together, 1), queueing._clustering(together * 0, 3)] == [1, 1]
+    pauses = queueing._pauses({2.0: np.array([4.0, 8.0]), 0.5: np.array([-3.0, -1.0])}, 50, 3, rng)
+    assert (pauses.pause_ms.tolist(), pauses.extra_ms.tolist()) == ([0, 0.5, 2], [0, 0, 6])
+    assert set((6 * pauses.scale[3:]).round(9)) == {4, 6, 8}
+    assert pauses.scale[:3].tolist() == [1, 1, 1]
+    assert queueing._pauses({2.0: np.zeros(3)}, 4, 1, rng).scale.tolist() == [1] * 4
