@@ -6,19 +6,21 @@ import copy
 import gc
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import perfnb
 from perfnb.errors import CaptureError
-from perfnb.memory.estimate import step_simulation
+from perfnb.memory.estimate import batches, step_simulation
 from perfnb.memory.estimate.allocator import Allocation
 from perfnb.memory.estimate.estimate import estimate_memory
 from tests.step.allocated import measured_peak, state_of
@@ -493,6 +495,34 @@ def test_the_first_batch_of_a_loader_is_taken() -> None:
     assert (by_loader.batch_size, by_loader.peak_bytes) == (6, by_batch.peak_bytes)
     assert torch.equal(loader.generator.get_state(), state)
     assert torch.equal(torch.get_rng_state(), numbers)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_loader_is_closed_and_draws_as_before_also_after_an_error(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, of_sampler = torch.Generator().manual_seed(3), torch.Generator().manual_seed(4)
+    loader = DataLoader(range(9), sampler=RandomSampler(range(9), generator=of_sampler), generator=own)
+    closed = Mock()
+
+    class Source:
+        close = closed
+
+        def __init__(self, batches: Any) -> None:
+            assert batches is loader
+
+        def next(self) -> Any:
+            for generator in (None, own, of_sampler):
+                torch.rand(1, generator=generator)
+            return 1 // (not fails)
+
+    monkeypatch.setattr(batches, "BatchSource", Source)
+    before = [torch.get_rng_state(), own.get_state(), of_sampler.get_state()]
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+        assert batches.one_batch(loader) == 1
+    closed.assert_called_once_with()
+    assert all(map(torch.equal, before, [torch.get_rng_state(), own.get_state(), of_sampler.get_state()]))
+    assert batches.one_batch([loader]) == [loader]
 
 
 @pytest.mark.parametrize(
