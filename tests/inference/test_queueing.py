@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -103,44 +102,12 @@ def test_p99_of_service_times_that_come_together_is_that_of_one_long_run() -> No
     assert estimate(simulate(rng.permutation(times)), 0.9, 0.99)[0] < 0.7 * p99
 
 
-def test_requests_are_served_as_in_a_simulation_by_events() -> None:
+def test_requests_wait_as_in_the_recursion_of_lindley() -> None:
     rng = np.random.default_rng(6)
     service = np.where(rng.random(2_000) < 0.9, 1.0, 6.0)
     arrivals = poisson_arrivals(len(service), 500, rng)
 
-    waited, taken = served_in_turn(arrivals, service)
-
-    assert np.allclose(waited + taken, _by_events(arrivals, service))
-    assert np.allclose(waited, waits(arrivals, service))
-
-
-def _by_events(arrivals: np.ndarray, service: np.ndarray) -> list[float]:
-    """Simulate latencies of one server by a heap of events: 0 a request arrives, 1 the server has finished."""
-    events = [(float(at), 0, place) for place, at in enumerate(arrivals)]
-    heapq.heapify(events)
-    queue: list[int] = []
-    serving, latency = False, [0.0] * len(arrivals)
-    while events:
-        now, kind, place = heapq.heappop(events)
-        if kind == 0:
-            queue.append(place)
-        else:
-            latency[place], serving = now - arrivals[place], False
-        if not serving and queue:
-            first, serving = queue.pop(0), True
-            heapq.heappush(events, (now + service[first], 1, first))
-    return latency
-
-
-@pytest.mark.parametrize("servers", [1, 2])
-def test_several_runs_at_once_are_as_one_by_one(servers: int) -> None:
-    rng = np.random.default_rng(7)
-    arrivals, service = np.cumsum(rng.exponential(1.0, (500, 3)), axis=0), rng.exponential(0.8, (500, 3))
-
-    waited, _ = served_in_turn(arrivals, service, servers)
-
-    for run in range(3):
-        assert np.allclose(waited[:, run], served_in_turn(arrivals[:, run], service[:, run], servers)[0])
+    assert np.allclose(served_in_turn(arrivals, service)[0], waits(arrivals, service))
 
 
 @pytest.mark.slow
@@ -210,17 +177,6 @@ def test_intervals_of_a_load_curve_hold_the_truth(
             held += low <= truth <= high
 
     assert held >= 182
-
-
-def test_a_batcher_takes_what_waits_when_it_is_full_or_the_first_has_waited_long_enough() -> None:
-    arrivals = np.array([0.0, 1.0, 2.0, 20.0, 50.0, 50.0, 50.0, 50.0])
-
-    latency, sizes, _ = simulate_batches(arrivals, lambda size: 2.0 + size, most=3, delay_ms=5.0)
-
-    # 0, 1 and 2 fill a batch at 2, which is done at 7; 20 waits 5 for others, then 3; three of the last four fill a
-    # batch at 50, done at 55; the fourth has waited 5 by then, and is done at 58.
-    assert sizes == [3, 1, 3, 1]
-    assert latency.tolist() == [7.0, 6.0, 5.0, 8.0, 5.0, 5.0, 5.0, 8.0]
 
 
 def test_without_delay_and_with_batches_of_one_a_batcher_is_a_queue() -> None:

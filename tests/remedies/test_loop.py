@@ -431,14 +431,6 @@ def test_dropout_is_checked_under_compile() -> None:
         assert check([one], subject, measure_yardstick(subject)).verdict in (SAME, NOISE)
 
 
-def test_without_memory_for_float64_the_yardstick_is_the_steps_own_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    step, _ = training()
-    monkeypatch.setattr("perfnb.remedies.values.free_bytes", lambda kind: 10)
-    found = perfnb.try_levers(step, levers=["gc_freeze"], budget_s=60, confirm=False)
-    assert "there is not enough memory for" in str(found)
-    assert found.table.loc["gc_freeze", "values"] == SAME
-
-
 @pytest.mark.parametrize(
     ("peak", "free", "fails", "why_not"),
     [
