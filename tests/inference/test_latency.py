@@ -71,14 +71,6 @@ def test_a_load_has_its_parts_each_with_an_interval() -> None:
         assert low <= getattr(found, name) <= high
 
 
-def test_too_high_a_rate_grows_without_end() -> None:
-    found = fake(lognormal(400)).at(10_000)
-
-    assert math.isinf(found.p50_ms or 0)
-    assert found.utilization > 1
-    assert "p50 infinite" in repr(found)
-
-
 def test_the_highest_rate_is_confirmed_by_a_run() -> None:
     found = fake(lognormal(500)).highest_rate(60, confirm_s=1)
 
@@ -245,14 +237,6 @@ def test_what_comes_faster_than_it_is_served_is_saturated(clock: FakeClock) -> N
     assert found.saturated
     assert "Saturated at 100 requests/s: requests arrive faster than they are served" in words_of(found)
     assert "requests that were due could not be served during the run." in words_of(found)
-
-
-def test_a_rate_above_what_is_served_is_saturated_however_short_the_run(clock: FakeClock) -> None:
-    found = perfnb.latency(lambda _: clock.pass_exactly(20), [1], rate_per_s=100, budget_s=2)
-
-    assert found.open_run.lost == 0
-    assert found.saturated
-    assert "requests arrive faster than they are served" in words_of(found)
 
 
 def test_two_servers_are_not_saturated_by_what_is_too_much_for_one() -> None:

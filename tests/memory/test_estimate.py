@@ -576,6 +576,7 @@ def test_the_largest_batch_of_a_linear_need_is_found_in_a_few_tries(limit: int) 
         ({8: 80, 16: 160}, math.inf, 2**41, 32),
         ({4: 9, 8: 80, 16: 160}, 999, 2**41, 32),  # each third size, whatever the line says
         ({4: 9, 8: 80, 16: 160, 64: math.inf}, 305, 64, 30),
+        ({8: 80, 16: 80}, 999, 2**40, 8 + 2**39),
     ],
 )
 def test_the_next_batch_size_is_where_the_last_two_sizes_point(

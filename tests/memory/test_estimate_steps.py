@@ -279,11 +279,13 @@ def test_nothing_of_the_users_is_changed(fails: bool) -> None:
 def test_globals_and_closures_are_put_back() -> None:
     model = nn.Linear(4, 4)
     count, seen = 0, []
+    if not seen:
+        first: Any
 
     def step(x: Tensor) -> None:
-        nonlocal count
+        nonlocal count, first
         global _LAST
-        count += 1
+        count, first = count + 1, x
         _LAST = model(x).sum()
         seen.append(_LAST)
         _LAST.backward()
@@ -292,6 +294,8 @@ def test_globals_and_closures_are_put_back() -> None:
 
     assert (count, seen) == (0, [])
     assert "_LAST" not in globals()
+    with pytest.raises(NameError, match="first"):
+        print(first)
     assert model.weight.grad is None
 
 
@@ -481,6 +485,18 @@ def test_a_step_that_asks_for_numbers_is_refused_in_a_sentence_that_names_the_li
 
     with pytest.raises(CaptureError, match=rf"cannot be estimated: .* in line {line} of {what.__name__} depends on"):
         estimate_memory(step=lambda x: what(model, x), batch=torch.randn(3, 4))
+
+
+def test_numbers_that_are_changed_in_place_are_no_longer_known() -> None:
+    def step(x: Tensor, more: int = 0) -> None:
+        if more:
+            x.add_(more)
+        torch.ones(int(x.max()))
+
+    batch = torch.tensor([200, 300])
+    assert estimate_memory(step=step, batch=batch).peak_bytes == 16 + 4 * 300
+    with pytest.raises(CaptureError, match="depends on the values in a tensor"):
+        estimate_memory(step=lambda x: step(x, more=1), batch=batch)
 
 
 def test_the_first_batch_of_a_loader_is_taken() -> None:

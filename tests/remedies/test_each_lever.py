@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import builtins
 import gc
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -285,6 +286,7 @@ def test_attention_that_a_model_chose_for_good_is_refused_in_silence(caplog: pyt
     assert "when it is created" in why
     assert 'BertModel.from_pretrained(..., attn_implementation="sdpa")' in why
     assert not caplog.records
+    assert not logging.getLogger("transformers.modeling_utils").disabled
 
 
 def test_attention_is_refused_where_the_step_still_calls_none_that_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
