@@ -518,7 +518,8 @@ def test_a_loader_is_closed_and_draws_as_before_also_after_an_error(
     fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, of_sampler = torch.Generator().manual_seed(3), torch.Generator().manual_seed(4)
-    loader = DataLoader(range(9), sampler=RandomSampler(range(9), generator=of_sampler), generator=own)
+    rows: Any = range(9)
+    loader: Any = DataLoader(rows, sampler=RandomSampler(rows, generator=of_sampler), generator=own)
     closed = Mock()
 
     class Source:
