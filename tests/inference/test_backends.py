@@ -241,6 +241,18 @@ def test_images_and_weights_have_their_channels_last(tmp_path: Path) -> None:
     assert found[1:] == (row, "word")
 
 
+def test_only_floating_point_inputs_and_outputs_are_converted_for_bfloat16(tmp_path: Path) -> None:
+    class Model(nn.Linear):
+        def forward(self, *inputs: Any) -> Any:
+            seen.extend(getattr(one, "dtype", one) for one in (*inputs, self.weight))
+            return super().forward(inputs[0]), *inputs[1:]
+
+    seen, rows = list[Any](), torch.tensor([70_001])
+    out, *others = backends._bf16(Model(2, 2), call_of(rows), tmp_path).run(torch.ones(1, 2), rows, "word")
+    assert seen == [torch.bfloat16, torch.int64, "word", torch.bfloat16]
+    assert (out.dtype, others) == (torch.float32, [rows, "word"])
+
+
 def test_outputs_that_cannot_be_checked_say_so() -> None:
     class Classes(nn.Module):
         def __init__(self) -> None:

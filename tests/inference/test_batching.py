@@ -156,6 +156,7 @@ def test_a_batcher_states_its_setting_and_what_it_does() -> None:
     assert repr(overrun).endswith("p99 infinite>")
     assert (overrun.served_per_s, overrun.utilization) == (pytest.approx(640.0), pytest.approx(1.0, abs=0.01))
     assert (overrun.p50_ms, overrun.p95_ms) == (np.inf, np.inf)
+    assert linear(9.0, 1.0).at(100.0, 1, 0.0).p50_ms == np.inf  # as many as it serves
     below = linear(9.0, 1.0).at(50.0, 1, 0.0)
     assert (below.served_per_s, below.batch_size) == (50.0, 1.0)
     assert below.utilization == pytest.approx(0.5, abs=0.02)

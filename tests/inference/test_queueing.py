@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,44 +102,12 @@ def test_p99_of_service_times_that_come_together_is_that_of_one_long_run() -> No
     assert estimate(simulate(rng.permutation(times)), 0.9, 0.99)[0] < 0.7 * p99
 
 
-def test_requests_are_served_as_in_a_simulation_by_events() -> None:
+def test_requests_wait_as_in_the_recursion_of_lindley() -> None:
     rng = np.random.default_rng(6)
     service = np.where(rng.random(2_000) < 0.9, 1.0, 6.0)
     arrivals = poisson_arrivals(len(service), 500, rng)
 
-    waited, taken = served_in_turn(arrivals, service)
-
-    assert np.allclose(waited + taken, _by_events(arrivals, service))
-    assert np.allclose(waited, waits(arrivals, service))
-
-
-def _by_events(arrivals: np.ndarray, service: np.ndarray) -> list[float]:
-    """Simulate latencies of one server by a heap of events: 0 a request arrives, 1 the server has finished."""
-    events = [(float(at), 0, place) for place, at in enumerate(arrivals)]
-    heapq.heapify(events)
-    queue: list[int] = []
-    serving, latency = False, [0.0] * len(arrivals)
-    while events:
-        now, kind, place = heapq.heappop(events)
-        if kind == 0:
-            queue.append(place)
-        else:
-            latency[place], serving = now - arrivals[place], False
-        if not serving and queue:
-            first, serving = queue.pop(0), True
-            heapq.heappush(events, (now + service[first], 1, first))
-    return latency
-
-
-@pytest.mark.parametrize("servers", [1, 2])
-def test_several_runs_at_once_are_as_one_by_one(servers: int) -> None:
-    rng = np.random.default_rng(7)
-    arrivals, service = np.cumsum(rng.exponential(1.0, (500, 3)), axis=0), rng.exponential(0.8, (500, 3))
-
-    waited, _ = served_in_turn(arrivals, service, servers)
-
-    for run in range(3):
-        assert np.allclose(waited[:, run], served_in_turn(arrivals[:, run], service[:, run], servers)[0])
+    assert np.allclose(served_in_turn(arrivals, service)[0], waits(arrivals, service))
 
 
 @pytest.mark.slow
@@ -210,17 +179,6 @@ def test_intervals_of_a_load_curve_hold_the_truth(
     assert held >= 182
 
 
-def test_a_batcher_takes_what_waits_when_it_is_full_or_the_first_has_waited_long_enough() -> None:
-    arrivals = np.array([0.0, 1.0, 2.0, 20.0, 50.0, 50.0, 50.0, 50.0])
-
-    latency, sizes, _ = simulate_batches(arrivals, lambda size: 2.0 + size, most=3, delay_ms=5.0)
-
-    # 0, 1 and 2 fill a batch at 2, which is done at 7; 20 waits 5 for others, then 3; three of the last four fill a
-    # batch at 50, done at 55; the fourth has waited 5 by then, and is done at 58.
-    assert sizes == [3, 1, 3, 1]
-    assert latency.tolist() == [7.0, 6.0, 5.0, 8.0, 5.0, 5.0, 5.0, 8.0]
-
-
 def test_without_delay_and_with_batches_of_one_a_batcher_is_a_queue() -> None:
     rng = np.random.default_rng(11)
     arrivals = poisson_arrivals(5_000, 800, rng)
@@ -275,3 +233,54 @@ def test_a_rate_that_is_too_low_for_a_bound_does_not_hide_the_highest() -> None:
     assert paused.at(10, [0.99])[0, 0] > 5.0  # after pauses of 100 ms
     assert 0 < low <= rate <= high
     assert 0.9 < rate / alone.highest_rate(5.0, 0.99)[0] <= 1  # where it is hardly ever idle
+
+
+@pytest.mark.parametrize(
+    ("latency", "bound", "rate"),
+    [
+        ([5, 6, 7, 8], 4.9, 0),
+        ([5, 6, 7, 8], 6, 2),
+        ([5, 6, 7, 9], 8, 3.5),
+        ([5, 6, 7, 8], 8, 4),
+        ([5, 6, math.inf, math.inf], 7, 2),
+        ([9, 5, 7, 9], 6, 2.5),  # a low rate is too high for the bound because of pauses
+    ],
+)
+def test_the_rate_at_a_bound_is_interpolated(latency: list[float], bound: float, rate: float) -> None:
+    assert queueing._crossing(np.arange(1.0, 5.0), np.array(latency, dtype=float), bound) == rate
+
+
+@pytest.mark.parametrize(
+    ("estimate", "summed_up"),
+    [
+        (50.0, (50, 2, 97)),
+        (40.0, (40, 0, 92)),  # Efron: the percentiles of two normal distributions, moved by twice -0.253
+        (200.0, (200, 99, 200)),
+        (-5.0, (-5, -5, 0)),
+        (math.inf, (math.inf, 0, math.inf)),
+    ],
+)
+def test_intervals_are_percentiles_of_the_resampled_runs_corrected_for_bias(
+    estimate: float, summed_up: tuple[float, float, float]
+) -> None:
+    loads: Any = SimpleNamespace(own=2)
+    runs = np.random.default_rng(1).permutation(100).astype(float)
+    assert queueing.Loads.summed_up(loads, np.append([estimate, 7.0], runs)) == summed_up
+    assert queueing.Loads.summed_up(loads, np.append([3.0, 7.0], runs), estimate) == summed_up
+
+
+def test_what_runs_are_made_of_by_hand() -> None:
+    rng = np.random.default_rng(2)
+    assert np.sort(queueing._remainders(np.array([[2.0, 4.0]]), 3, rng)).tolist() == [[1, 1, 3]]  # at 1, 3 and 5
+    places = queueing._places(rng, (50, 5), 3, 2)
+    assert ((places[:, [0, 2]] + 1) % 3 == places[:, [1, 3]]).all()
+    assert np.unique(places).tolist() == [0, 1, 2]
+    # The sums of three in a row, around the end: 3, 5, 7, 9, 7, 5.
+    together = np.array([1.0, 1, 1, 3, 3, 3])
+    assert queueing._clustering(together, 3) == pytest.approx((22 / 6 / 3 / 4 + 1) / (1 / 4 + 1))
+    assert [queueing._clustering(together, 1), queueing._clustering(together * 0, 3)] == [1, 1]
+    pauses = queueing._pauses({2.0: np.array([4.0, 8.0]), 0.5: np.array([-3.0, -1.0])}, 50, 3, rng)
+    assert (pauses.pause_ms.tolist(), pauses.extra_ms.tolist()) == ([0, 0.5, 2], [0, 0, 6])
+    assert set((6 * pauses.scale[3:]).round(9)) == {4, 6, 8}
+    assert pauses.scale[:3].tolist() == [1, 1, 1]
+    assert queueing._pauses({2.0: np.zeros(3)}, 4, 1, rng).scale.tolist() == [1] * 4

@@ -32,14 +32,15 @@ def served(
 
 def test_times_of_samples_count_from_the_first_arrival() -> None:
     # The second one arrived first, but started last.
-    table = samples_of([served(4, 105, 106, 110), served(2, 100, 112, 115, late=2, size="b")], [True, False])
+    requests = [served(4, 105, 106, 110), served(2, 100, 112, 115, late=2, size="b")]
+    table = samples_of(requests, [True, False])
 
     assert table["request"].tolist() == [4, 2]
     assert table["size"].tolist() == ["a", "b"]
     assert table["arrival_ms"].tolist() == [5, 0]
     assert table["start_ms"].tolist() == [6, 12]
     assert table["wait_ms"].tolist() == [1, 12]
-    assert table["service_ms"].tolist() == [4, 3]
+    assert table["service_ms"].tolist() == [one.service_ms for one in requests] == [4, 3]
     assert table["latency_ms"].tolist() == [5, 15]
     assert table["late_ms"].tolist() == [0, 2]
     assert table["first"].tolist() == [True, False]

@@ -14,9 +14,10 @@ import torch
 
 import perfnb
 from perfnb.inference.generation import cache_of
-from perfnb.inference.samples import goodput
+from perfnb.inference.samples import Cache, goodput
 from perfnb.inference.serving import TokenTimes
 from tests.fake_clock import FakeClock
+from tests.inference.latency_samples import fake
 from tests.inference.models import small_gpt2
 from tests.inference.test_latency import words_of
 
@@ -177,6 +178,14 @@ def test_a_cache_that_perfnb_does_not_know_is_not_guessed(generated: Any) -> Non
     assert found.kv_cache_bytes(10) is None
     assert found.prompt_tokens_per_s is None
     assert found.tokens["prompt_tokens"].isna().all()
+
+
+def test_the_size_of_a_cache_is_told_from_one_token_on() -> None:
+    found = fake(np.full(9, 5.0), cache=Cache(((10, math.inf), (64, 1)), 3))
+
+    assert [found.kv_cache_bytes(length) for length in (1, 7)] == [74, 134]
+    with pytest.raises(ValueError, match="length must be a whole number of at least 1, not 0"):
+        found.kv_cache_bytes(0)
 
 
 def test_goodput_counts_what_meets_all_bounds() -> None:

@@ -50,6 +50,7 @@ def test_other_sums_need_no_buffer_worth_counting(args: tuple[object, ...]) -> N
     assert cuda_scratch_bytes("sum", (ones(768, 2048).t(), [0])) == 0
     assert cuda_scratch_bytes("sum", (ones(), *args)) == 0
     assert cuda_scratch_bytes("relu", (ones(2048, 768),)) == 0
+    assert cuda_scratch_bytes("sum", (ones(1900, 280_000), [0])) == 0  # the columns alone fill the GPU
 
 
 @pytest.mark.parametrize(

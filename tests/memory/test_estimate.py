@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from perfnb.errors import CaptureError
 from perfnb.memory.estimate.batches import tensor_resized, with_tensors
-from perfnb.memory.estimate.estimate import MemoryEstimate, _largest_fitting, estimate_memory
+from perfnb.memory.estimate.estimate import MemoryEstimate, _largest_fitting, _next_size, estimate_memory
 from perfnb.memory.estimate.model_step import ModelStep, left_as_they_were, model_step
 from perfnb.memory.estimate.scratch import has_tiles
 from perfnb.memory.estimate.view import step_words
@@ -487,27 +487,23 @@ def test_the_peak_of_a_convolution_is_the_measured_one(kind: str, how: str) -> N
     assert estimate.peak_bytes == pytest.approx(measured, rel=0.02)
 
 
-@pytest.mark.slow
-def test_gradients_that_meet_are_added_in_place() -> None:
+@pytest.mark.parametrize(("branches", "gradients"), [(1, 0), (2, 2), (3, 2), (5, 2)])
+def test_gradients_that_meet_are_added_in_place(branches: int, gradients: int) -> None:
     class Fan(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first = nn.Linear(64, 512)
-            self.branches = nn.ModuleList(nn.Linear(512, 8) for _ in range(3))
+            self.weight = nn.Parameter(torch.ones(1000))
 
         def forward(self, x: Tensor) -> Tensor:
-            h = self.first(x).relu()
-            return sum((branch(h) for branch in self.branches), torch.zeros(()))
+            return sum(((self.weight * number).sum() for number in range(branches)), x.sum())
 
-    model, batch = Fan(), (torch.randn(4096, 64), torch.randn(()))
+    estimate = estimate_memory(Fan(), torch.ones(10), "sgd")
 
-    def loss(out: Tensor, _: Tensor) -> Tensor:
-        return out.sum()
-
-    estimate = estimate_memory(model, batch, "sgd", loss=loss)
-
-    measured = peak_of_training(model, torch.optim.SGD(model.parameters()), batch, loss)
-    assert estimate.peak_bytes == pytest.approx(measured, rel=0.02)
+    assert (estimate.parameters, estimate.inputs) == (4000, 40)
+    if gradients:  # of two branches at once, next to the loss and its gradient
+        assert (estimate.peak_phase, estimate.peak_bytes) == ("backward", 4040 + gradients * 4000 + 8)
+    else:
+        assert (estimate.peak_phase, estimate.peak_bytes) == ("forward", 4040 + 4000 + 8)
 
 
 @pytest.mark.parametrize("phase", ["forward", "loss", "backward", "other"])
@@ -566,6 +562,27 @@ def test_the_largest_batch_of_a_linear_need_is_found_in_a_few_tries(limit: int) 
 
     assert _largest_fitting(need, limit, start=8) == (limit - 1000) // 70
     assert len(tried) == len(set(tried)) <= 6
+
+
+@pytest.mark.parametrize(
+    ("known", "limit", "too_large", "size"),
+    [
+        ({8: 80}, 999, 2**41, 16),  # one point is no line
+        ({8: 80, 16: 160}, 999, 2**41, 99),
+        ({8: 80, 16: 160}, 165, 2**41, 17),  # the line meets the limit at a size that is known
+        ({8: 80, 16: 160}, 999, 99, 57),
+        ({8: 80, 16: 160}, 989, 99, 98),
+        ({8: 80, 16: 80}, 999, 2**41, 32),
+        ({8: 80, 16: 160}, math.inf, 2**41, 32),
+        ({4: 9, 8: 80, 16: 160}, 999, 2**41, 32),  # each third size, whatever the line says
+        ({4: 9, 8: 80, 16: 160, 64: math.inf}, 305, 64, 30),
+        ({8: 80, 16: 80}, 999, 2**40, 8 + 2**39),
+    ],
+)
+def test_the_next_batch_size_is_where_the_last_two_sizes_point(
+    known: dict[int, float], limit: float, too_large: int, size: int
+) -> None:
+    assert _next_size(known, limit, 16 if 16 in known else 8, too_large) == size
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -737,5 +754,13 @@ def test_a_batch_keeps_its_containers_and_objects() -> None:
     assert (own.rows.item(), own.more[0].item()) == (1, 1)
     assert (words, type(mapping), kind, word) == (plain, dict, Batch, "word")
     assert with_tensors({3: [[shared]]}, lambda tensor: tensor + 1, depth=2)[3][0][0] is shared
+    inner = [shared]
+    held = [own, WithLoss(inner, shared), (inner,), {"x": inner}, Frozen({"x": inner})]
+    own.more = inner
+    for depth, changed in ((2, False), (3, True)):
+        batch, pair, row, table, frozen = with_tensors(held, lambda tensor: tensor + 1, depth=depth)
+        assert pair.other.item() == batch.rows.item() == 2
+        for found in (batch.more, pair.loss, row[0], table["x"], frozen["x"]):
+            assert (found is inner, found[0].item()) == ((False, 2) if changed else (True, 1))
     known: Any = {}
     assert with_tensors([own, [shared]], lambda tensor: tensor + 1, known=known)[0] is own

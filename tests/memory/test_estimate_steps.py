@@ -6,19 +6,21 @@ import copy
 import gc
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import perfnb
 from perfnb.errors import CaptureError
-from perfnb.memory.estimate import step_simulation
+from perfnb.memory.estimate import batches, step_simulation
 from perfnb.memory.estimate.allocator import Allocation
 from perfnb.memory.estimate.estimate import estimate_memory
 from tests.step.allocated import measured_peak, state_of
@@ -277,11 +279,13 @@ def test_nothing_of_the_users_is_changed(fails: bool) -> None:
 def test_globals_and_closures_are_put_back() -> None:
     model = nn.Linear(4, 4)
     count, seen = 0, []
+    if not seen:
+        first: Any
 
     def step(x: Tensor) -> None:
-        nonlocal count
+        nonlocal count, first
         global _LAST
-        count += 1
+        count, first = count + 1, x
         _LAST = model(x).sum()
         seen.append(_LAST)
         _LAST.backward()
@@ -290,6 +294,8 @@ def test_globals_and_closures_are_put_back() -> None:
 
     assert (count, seen) == (0, [])
     assert "_LAST" not in globals()
+    with pytest.raises(NameError, match="first"):
+        print(first)
     assert model.weight.grad is None
 
 
@@ -481,6 +487,18 @@ def test_a_step_that_asks_for_numbers_is_refused_in_a_sentence_that_names_the_li
         estimate_memory(step=lambda x: what(model, x), batch=torch.randn(3, 4))
 
 
+def test_numbers_that_are_changed_in_place_are_no_longer_known() -> None:
+    def step(x: Tensor, more: int = 0) -> None:
+        if more:
+            x.add_(more)
+        torch.ones(int(x.max()))
+
+    batch = torch.tensor([200, 300])
+    assert estimate_memory(step=step, batch=batch).peak_bytes == 16 + 4 * 300
+    with pytest.raises(CaptureError, match="depends on the values in a tensor"):
+        estimate_memory(step=lambda x: step(x, more=1), batch=batch)
+
+
 def test_the_first_batch_of_a_loader_is_taken() -> None:
     data = TensorDataset(torch.randn(20, 8), torch.randint(2, (20,)))
     loader = DataLoader(data, batch_size=6, shuffle=True, generator=torch.Generator().manual_seed(3))
@@ -493,6 +511,35 @@ def test_the_first_batch_of_a_loader_is_taken() -> None:
     assert (by_loader.batch_size, by_loader.peak_bytes) == (6, by_batch.peak_bytes)
     assert torch.equal(loader.generator.get_state(), state)
     assert torch.equal(torch.get_rng_state(), numbers)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_loader_is_closed_and_draws_as_before_also_after_an_error(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, of_sampler = torch.Generator().manual_seed(3), torch.Generator().manual_seed(4)
+    rows: Any = range(9)
+    loader: Any = DataLoader(rows, sampler=RandomSampler(rows, generator=of_sampler), generator=own)
+    closed = Mock()
+
+    class Source:
+        close = closed
+
+        def __init__(self, batches: Any) -> None:
+            assert batches is loader
+
+        def next(self) -> Any:
+            for generator in (None, own, of_sampler):
+                torch.rand(1, generator=generator)
+            return 1 // (not fails)
+
+    monkeypatch.setattr(batches, "BatchSource", Source)
+    before = [torch.get_rng_state(), own.get_state(), of_sampler.get_state()]
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+        assert batches.one_batch(loader) == 1
+    closed.assert_called_once_with()
+    assert all(map(torch.equal, before, [torch.get_rng_state(), own.get_state(), of_sampler.get_state()]))
+    assert batches.one_batch([loader]) == [loader]
 
 
 @pytest.mark.parametrize(

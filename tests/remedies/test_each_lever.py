@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import builtins
 import gc
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,6 +26,7 @@ from perfnb.bench.values import NOISE, REDUCED, SAME
 from perfnb.errors import CaptureError
 from perfnb.remedies.lever import Lever, prepared
 from perfnb.remedies.levers import LEVERS, attention, by_name, loading
+from perfnb.remedies.levers import optimizers as updates
 from perfnb.remedies.levers.loading import workers_needed
 from perfnb.remedies.levers.precision import prepared_float16
 from perfnb.remedies.levers.threads import candidates
@@ -251,6 +253,19 @@ def test_the_fused_flag_is_set_in_every_group() -> None:
     assert [group["fused"] for group in names["opt"].param_groups] == [None, None]
 
 
+def test_counts_of_updates_are_where_a_fused_kernel_reads_them_while_it_is_on() -> None:
+    away, here = nn.Parameter(torch.ones(1, device="meta")), nn.Parameter(torch.ones(1))
+    counts = [torch.tensor(3.0, dtype=torch.float64), torch.tensor(5.0)]
+    opt = torch.optim.Adam([away, here])
+    opt.state[away]["step"], opt.state[here]["step"] = counts
+    with updates._steps_on_device(opt):
+        moved = opt.state[away]["step"]
+        assert (moved.device.type, moved.dtype, opt.state[here]["step"]) == ("meta", torch.float32, counts[1])
+        opt.state[away]["step"] = torch.tensor(4.0)  # "meta" holds no number that could be moved back
+    assert opt.state[away]["step"] is counts[0]
+    assert [opt.state[one]["step"].item() for one in (away, here)] == [4, 5]
+
+
 def test_gradients_filled_with_zeros_are_found_and_freed() -> None:
     names = world(source=FILLS)
     subject = subject_of(names)
@@ -271,6 +286,7 @@ def test_attention_that_a_model_chose_for_good_is_refused_in_silence(caplog: pyt
     assert "when it is created" in why
     assert 'BertModel.from_pretrained(..., attn_implementation="sdpa")' in why
     assert not caplog.records
+    assert not logging.getLogger("transformers.modeling_utils").disabled
 
 
 def test_attention_is_refused_where_the_step_still_calls_none_that_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:

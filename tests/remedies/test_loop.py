@@ -7,9 +7,12 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -20,7 +23,7 @@ from perfnb import quantities as fmt
 from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED, Values
 from perfnb.errors import CaptureError
 from perfnb.remedies import levers as registered
-from perfnb.remedies import loop
+from perfnb.remedies import loop, measuring, try_levers, values
 from perfnb.remedies.budget import TrialBudget
 from perfnb.remedies.lever import Lever, PreparedLever, Switch, always, prepared
 from perfnb.remedies.levers import by_name
@@ -28,7 +31,7 @@ from perfnb.remedies.levers.compiling import compiled
 from perfnb.remedies.loop import LeverLoop
 from perfnb.remedies.measuring import peak_bytes
 from perfnb.remedies.subject import Subject, find_subject
-from perfnb.remedies.try_levers import LeverRequest
+from perfnb.remedies.try_levers import LeverRequest, run_trials
 from perfnb.remedies.values import Yardstick, check, measure_yardstick
 from perfnb.remedies.verdicts import LeverFigures, LeverTrial
 from perfnb.step.namespace import namespace_of
@@ -428,12 +431,35 @@ def test_dropout_is_checked_under_compile() -> None:
         assert check([one], subject, measure_yardstick(subject)).verdict in (SAME, NOISE)
 
 
-def test_without_memory_for_float64_the_yardstick_is_the_steps_own_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    step, _ = training()
-    monkeypatch.setattr("perfnb.remedies.values.free_bytes", lambda kind: 10)
-    found = perfnb.try_levers(step, levers=["gc_freeze"], budget_s=60, confirm=False)
-    assert "there is not enough memory for" in str(found)
-    assert found.table.loc["gc_freeze", "values"] == SAME
+@pytest.mark.parametrize(
+    ("peak", "free", "fails", "why_not"),
+    [
+        (50, 100, False, ""),
+        (51, 100, False, "there is not enough memory for float64"),
+        (None, 0, False, ""),
+        (51, None, False, ""),
+        (50, 100, True, "the step does not run in float64 (OSError: no kernel)"),
+    ],
+)
+def test_the_truth_is_in_float64_or_else_with_another_number_of_threads(
+    peak: int | None, free: int | None, fails: bool, why_not: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def results(_: Subject, **options: Any) -> dict[str, Any]:
+        asked.append((options, torch.get_num_threads()))
+        if fails and options.get("float64"):
+            raise OSError("no kernel\nfor it")
+        return {}
+
+    asked, threads = list[Any](), torch.get_num_threads()
+    monkeypatch.setattr(values, "results_of", results)
+    monkeypatch.setattr(values, "free_bytes", lambda kind: free)
+    subject = Subject(lambda: None, None, {}, {}, None)
+    assert measure_yardstick(subject, peak).why_not == why_not
+    *first, (last, count) = asked
+    assert [options for options, _ in first[:3]] == [{"steps": 1}, {"steps": 1}, {"steps": 1, "seed_shift": 1}]
+    assert (last.get("float64", False), count == threads) == ((False, False) if why_not else (True, True))
+    idle = PreparedLever(lever("idle", lambda _: nullcontext()), nullcontext)
+    assert check([idle], subject, Yardstick({}, {}, "", random=False, repeats=False)).verdict == UNCHECKED
 
 
 # Loaders that know their position
@@ -546,7 +572,7 @@ class Given:
             raise found
         return found
 
-    def _peak_bytes(self, _: Subject, switch: Switch) -> int | None:
+    def _peak_bytes(self, _: Subject, switch: Switch = nullcontext) -> int | None:
         with switch():
             return self.peaks["+".join(sorted(self.on))]
 
@@ -801,3 +827,115 @@ def test_a_lever_that_breaks_the_step_while_it_is_timed_is_left_out_and_the_othe
     given.ms = lambda on: (_ for _ in ()).throw(OSError("the disk is full"))
     with pytest.raises(OSError, match="disk is full"):
         given.loop._time([half])
+
+
+@pytest.mark.parametrize(
+    ("why_not", "repeats", "caveat"),
+    [("", True, ""), ("slow", True, "number of threads: slow"), ("slow", False, "the step is not reproducible from")],
+)
+def test_what_measuring_the_step_itself_takes_and_leaves_open(
+    why_not: str, repeats: bool, caveat: str, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(*asked: Any) -> Yardstick:
+        clock.pass_exactly(30_000)
+        assert asked[1:] == (77, False, 3)
+        return Yardstick({}, {}, why_not, random=False, repeats=repeats)
+
+    def quality() -> dict[str, float]:
+        clock.pass_exactly(2_000)
+        return {"loss": 0.5}
+
+    given = Given(monkeypatch, clock, quality=quality)
+    given.peaks[""] = 77
+    monkeypatch.setattr(loop, "measure_yardstick", measured)
+    given.loop._measure_own()
+    assert caveat in given.loop.figures.caveat
+    assert (given.loop.figures.caveat == "") == (caveat == "")
+    assert given.loop.budget.each_s == pytest.approx((30 - 14) / 2 + 2)  # without 14 steps of a second
+    assert given.loop.own_losses == {"loss": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("need_s", "too_slow_s", "enough"), [(100, 0.0, None), (101, 0.0, 101), (50, 2.0, 120), (130, 2.0, 130)]
+)
+def test_levers_without_time_are_told_what_would_be_enough(
+    need_s: int, too_slow_s: float, enough: int | None, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = Given(monkeypatch, clock, left_s=100.0)
+    monkeypatch.setattr(given.loop.budget, "need_s", lambda levers, confirm, step_s: need_s if step_s else 0)
+    waiting, untimed, refused = (given.lever(name) for name in ("waiting", "untimed", "refused"))
+    waiting.trial.verdict = refused.trial.verdict = "not tried"
+    refused.trial.why_not = "no model"
+    given.loop._say_what_would_do([(one.lever, one.trial) for one in (waiting, untimed, refused)], too_slow_s)
+    more = "" if enough is None else f" (about {enough} s would be enough for all)"
+    words = f"no time left in the budget: raise budget_s{more}, or name fewer levers"
+    told = [one.trial.why_not for one in (waiting, untimed, refused)]
+    assert told == [words, words if too_slow_s else "", "no model"]
+    assert given.loop.figures.need_s == (enough if too_slow_s else None)
+
+
+def test_without_confirming_the_best_of_each_family_is_named(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Given(monkeypatch, clock, confirm=False, limits={"median_ms": 9.0})
+    times: dict[str, Any] = {"times_ms": (9.0,)}
+    ready = [given.lever(name, ratio, family="kin", **times) for name, ratio in (("a", 0.8), ("b", 0.5))]
+    ready += [given.lever("c", 0.9, **times), given.lever("d", 0.7, **times), given.lever("e", 0.3, times_ms=(9.1,))]
+    monkeypatch.setattr(given.loop, "_prepare", lambda *_: [*ready, given.lever("f", **times)])
+    monkeypatch.setattr(given.loop, "_time", lambda _: 0.0)
+    given.loop.try_each([], {})
+    assert [trial.lever for trial in given.loop.figures.trials if trial.unconfirmed] == ["b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "listed", "step_s", "profiled_s", "reason"),
+    [
+        ({"optimizer": 2.0}, "auto", 0.1, None, "no finding suggests it"),
+        (None, "auto", 0.1, 9.0, "no finding suggests it"),
+        (None, "auto", 1.2, None, "no time in the budget for the profile"),  # 8 steps take more than 15 %
+        (None, ["compile"], 0.1, None, None),
+    ],
+)
+def test_levers_that_no_finding_suggests_are_listed_with_the_reason(
+    bounds: Any, listed: Any, step_s: float, profiled_s: float | None, reason: str | None,
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def found(_: Subject, namespace: Any, goal: str, budget_s: float) -> dict[str, float]:
+        asked.append(budget_s)
+        return {"optimizer": 1.0}
+
+    asked, tried = list[float](), list[str]()
+    monkeypatch.setattr(try_levers, "_bounds", found)
+    monkeypatch.setattr(LeverLoop, "try_each", lambda self, levers, _: tried.extend(one.name for one in levers))
+    step, _ = training(pause=Waiting(clock, step_s))
+    request = LeverRequest(listed, budget_s=60.0)
+    trials = run_trials(step, None, request, namespace=namespace_of(step), bounds=bounds, quiet=True).figures.trials
+    assert asked == ([] if profiled_s is None else [profiled_s])
+    assert {trial.lever for trial in trials} == (by_name().keys() - set(tried) if reason else set())
+    if reason:
+        assert next(trial.why_not for trial in trials if trial.lever == "checkpointing").startswith(reason)
+    else:
+        assert tried == ["compile"]
+
+
+def test_the_profile_before_a_trial_is_short_and_of_memory_only_where_that_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def profiled(step: Any, batches: Any, *, plan: Any, **_: Any) -> Any:
+        plans.append((plan.budget_s, plan.memory))
+        return SimpleNamespace(findings=pd.DataFrame({"bottleneck": ["a", "a", "b"], "bound_ms": [1.0, 3.0, None]}))
+
+    plans = list[Any]()
+    monkeypatch.setattr("perfnb.profile.profiling.run_profile", profiled)
+    subject = Subject(lambda: None, None, {}, {}, None)
+    for goal in ("time", "memory"):
+        assert try_levers._bounds(subject, {}, goal, 4.0) == {"a": 3.0, "b": 0.0}
+    assert plans == [(4.0, False), (4.0, True)]
+
+
+def test_the_peak_is_unknown_inside_the_steps_own_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(**_: Any) -> Any:
+        tracer = MagicMock()
+        tracer.__enter__.side_effect = CaptureError("a profiler is active")
+        return tracer
+
+    monkeypatch.setattr(measuring, "Tracer", refused)
+    assert peak_bytes(Subject(lambda: None, None, {}, {}, None)) is None

@@ -36,9 +36,10 @@ from tests.fake_clock import FakeClock
 
 
 def test_a_verdict_agrees_with_its_interval() -> None:
-    assert as_its_interval("slower", (0.99, 1.22)) == "inconclusive"
+    assert as_its_interval("slower", (1.0, 1.22)) == as_its_interval("faster", (0.9, 1.0)) == "inconclusive"
     assert as_its_interval("slower", (1.01, 1.22)) == "slower"
-    assert as_its_interval("faster", None) == "faster"
+    assert as_its_interval("faster", (0.9, 0.99)) == as_its_interval("faster", None) == "faster"
+    assert as_its_interval("same", (0.99, 1.01)) == "same"
 
 
 def errors(own: float, lever: float, **rest: object) -> Errors:
@@ -186,6 +187,11 @@ def test_levers_that_answer_a_finding_come_first() -> None:
 )
 def test_after_how_many_steps_a_preparation_pays(setup: float | None, saves: float, steps: int | None) -> None:
     assert LeverTrial("a", "faster", saves_ms=saves, setup_s=setup).pays_after_steps == steps
+    assert LeverTrial("a", "same", saves_ms=saves, setup_s=setup).pays_after_steps is None
+    figures = LeverFigures("step", step_ms=10.0)
+    assert (figures.own_ms(True), figures.own_ms(False)) == (10.0, 10.0)
+    figures.fed_ms = 12.0
+    assert (figures.own_ms(True), figures.own_ms(False)) == (12.0, 10.0)
 
 
 def test_how_many_steps_each_part_takes() -> None:
@@ -263,6 +269,8 @@ def test_limits_on_time_and_memory(limits: dict[str, float], why: str) -> None:
     tried = LeverTrial("a", "faster", times_ms=(10.0, 11.0, 12.0), peak_bytes=100)
     assert over_a_limit(tried, limits) == why
     assert over_a_limit(LeverTrial("a", "faster"), {"median_ms": 9.0}) == "median_ms has a limit but was not measured"
+    many = LeverTrial("a", "faster", times_ms=(10.0,) * 59 + (20.0,) * 6)
+    assert over_a_limit(many, {"median_ms": 10.0, "p95_ms": 19.0}) == "p95_ms is 20, above the limit of 19"
 
 
 def test_what_helps_depends_on_the_goal() -> None:

@@ -21,6 +21,7 @@ from perfnb.errors import CaptureError
 from perfnb.remedies.levers import by_name
 from perfnb.remedies.state import fingerprint, untouched
 from perfnb.remedies.subject import Subject
+from perfnb.remedies.switches import SWITCHES
 from tests.fake_clock import FakeClock
 from tests.remedies import hard_steps
 from tests.remedies.hard_steps import HARD, Hard, Switch, forward, lever, plant, switched
@@ -406,3 +407,26 @@ def test_a_change_after_the_last_lever_is_an_error() -> None:
 
 def test_names_of_planted_levers_end_with_the_test() -> None:
     assert not {"wrong", "broken", "leaks"} & by_name().keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("the choice of attention", lambda before: [not on for on in before]),
+        ("autocast", lambda before: [(not on, torch.float16) for on, _ in before]),
+    ],
+)
+def test_a_switch_is_put_back_also_after_an_error(name: str, other: Any) -> None:
+    read, write = SWITCHES[name]
+    before, subject = read(), hard_steps.view().subject()
+
+    def fails() -> None:
+        with untouched(subject):
+            write(other(before))
+            assert read() == other(before)
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="disk is full") as raised:
+        fails()
+    assert raised.value.__notes__ == [f"After trying levers, {name} has changed: perfnb has restored it."]
+    assert read() == before
