@@ -232,7 +232,7 @@ def test_what_a_budget_or_a_function_left_out_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "took", "extra", "late", "saturated", "told"),
+    ("count", "took", "extra", "late", "saturated", "noted"),
     [
         (10, 15.0, None, 0.01, False, ["Requests took 15.0 ms in this run (median), 1.50 times as"]),
         (9, 15.0, None, 0.0, False, []),
@@ -245,17 +245,17 @@ def test_what_a_budget_or_a_function_left_out_is_told() -> None:
     ],
 )
 def test_what_disturbed_a_run_at_a_rate_is_told(
-    count: int, took: float, extra: float | None, late: float, saturated: bool, told: list[str]
+    count: int, took: float, extra: float | None, late: float, saturated: bool, noted: list[str]
 ) -> None:
     samples = pd.DataFrame({"service_ms": [took] * count})
     run: Any = SimpleNamespace(samples=samples, late=late, saturated=saturated)
     pauses = pd.DataFrame({"extra_ms": pd.array([extra, -9.0 if extra else None], dtype="Float64")})
     notes = list(latency_view._run_notes(run, 10.0, pauses))
-    assert [note.startswith(words) for note, words in zip(notes, told, strict=True)] == [True] * len(told)
+    assert [note.startswith(words) for note, words in zip(notes, noted, strict=True)] == [True] * len(noted)
 
 
 @pytest.mark.parametrize(
-    ("extra_ms", "low_ms", "between_ms", "told"),
+    ("extra_ms", "low_ms", "between_ms", "noted"),
     [
         ([0.5, 0.5], [0.4, 0.4], 1.1, []),
         ([0.51, 0.6], [0.1, -0.1], 1.1, ["more after a pause of 2.00 ms."]),
@@ -264,14 +264,14 @@ def test_what_disturbed_a_run_at_a_rate_is_told(
     ],
 )
 def test_what_takes_time_before_and_between_requests_is_told_from_a_share_on(
-    extra_ms: list[float], low_ms: list[float], between_ms: float, told: list[str]
+    extra_ms: list[float], low_ms: list[float], between_ms: float, noted: list[str]
 ) -> None:
     own = fake(np.full(400, 10.0))
     pauses = pd.DataFrame({"extra_ms": extra_ms, "ci_low_ms": low_ms, "ci_high_ms": 1.0}, index=[2.0, 8.0])
     found: Any = SimpleNamespace(pauses=pauses, first_calls=[], open_run=None)
     load = dataclasses.replace(own._load, between_ms=between_ms)
     notes = list(latency_view._notes(found, own._measured, load))
-    assert [words in note for note, words in zip(notes, told, strict=True)] == [True] * len(told)
+    assert [words in note for note, words in zip(notes, noted, strict=True)] == [True] * len(noted)
 
 
 def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
