@@ -177,7 +177,7 @@ def test_a_comparison_with_cprofile_has_an_approximate_flame_graph(tmp_path: Pat
         (Function("f", "<frozen importlib>"), "Python"),
         (Function("<built-in print>"), "Python"),
         (Function("{method 'sort'}"), "Python"),
-        (Function("<lambda>", "/home/me/x.py"), "me"),
+        (Function("<lambda>", "/srv/me/x.py"), "me"),
         (Function("f", "[kernel.kallsyms]"), "kernel.kallsyms"),
         (Function("f", "[]"), "others"),
         (Function("f", "/lib/libc-2.19.so"), "libc-2.19.so"),

@@ -519,3 +519,23 @@ def test_a_trial_costs_no_more_than_was_said_in_advance(
     assert 30 < (clock.now_ns - begin) / 1e9 - 200 * 0.1 <= 60
     assert "trying levers for 60.0 s at most; the training then continues" in capsys.readouterr().err
     assert profiler.levers.table["ratio"].notna().sum() == 4
+
+
+@pytest.mark.deep
+def test_steps_that_are_left_are_unknown_for_an_endless_loader(tmp_path: Path) -> None:
+    class Endless(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(points(20))
+
+    profiler = for_lightning(try_levers=FREE, **SHORT, save=tmp_path / "run")
+    fitted(tmp_path, profiler, module=scheduled(), loader=DataLoader(Endless(), batch_size=ROWS))
+    loaded: Any = perfnb.load(tmp_path / "run")
+    assert [one["left"] for one in loaded.tried] == [None]
+
+
+@pytest.mark.deep
+def test_a_schedule_that_only_evaluations_step_stays_where_it_is(tmp_path: Path) -> None:
+    profiler = for_transformers(try_levers=FREE, **SHORT)
+    schedule = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 19}
+    trained(tmp_path, profiler, steps=20, **schedule)
+    assert profiler.levers is not None

@@ -221,7 +221,7 @@ def test_samples_are_merged_into_a_tree_of_layers_and_functions() -> None:
 @pytest.mark.parametrize(
     ("file", "kind"),
     [
-        (stack_sampler.__file__, "perfnb"), (__file__, "own"), ("/home/me/cell.py", "own"), ("", "other"),
+        (stack_sampler.__file__, "perfnb"), (__file__, "own"), ("/srv/me/cell.py", "own"), ("", "other"),
         ("<string>", "other"), ("<__array_function__ internals>", "other"), ("/x/dist-packages/a.py", "other"),
         (inspect.__file__, "other"),
     ],

@@ -81,7 +81,7 @@ HOSTILE: dict[str, tuple[str, Callable[[], bytes]]] = {
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read in KiB, as on Linux")
 @pytest.mark.parametrize(
-    "what", [pytest.param(name, marks=[pytest.mark.deep] if name == "stacks" else []) for name in HOSTILE]
+    "what", [pytest.param(name, marks=[pytest.mark.deep] if name in ("callers", "stacks") else []) for name in HOSTILE]
 )
 def test_a_small_file_takes_no_gigabytes(tmp_path: Path, what: str) -> None:
     name, content = HOSTILE[what]
