@@ -89,6 +89,8 @@ def forward(batch: int, widths: Sequence[int]) -> int:
         (forward, "only the forward pass"),
         (lambda b, widths: 2 * forward(b, widths), "does not match"),
         (lambda b, widths: (3 * forward(b, widths) - linear(b, *widths[:2])) / 2, "half"),
+        (lambda b, widths: 9 * forward(b, widths) - 3 * linear(b, *widths[:2]), "a factor of three"),
+        (lambda b, widths: 4.5 * forward(b, widths) - 1.5 * linear(b, *widths[:2]), "a factor of 1.5"),
         (lambda b, widths: 3 * forward(b, widths) - linear(b, *widths[-2:]), "does not match"),
     ],
 )

@@ -80,6 +80,9 @@ def test_five_buckets_of_three_sizes_are_enough() -> None:
     assert too_few is not None
     assert (too_few.why, too_few.latency_ms) == ("too few steps were traced", None)
     assert bucket_sizes(given, 0) is None
+    alone = bucket_sizes(given, 1)
+    assert alone is not None
+    assert (alone.buckets, alone.bytes) == (6, 12 * MIB)
 
 
 def test_larger_buckets_that_take_no_longer_have_no_bandwidth() -> None:
