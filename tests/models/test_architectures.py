@@ -29,6 +29,7 @@ from perfnb.models.architecture_tables import (
 from perfnb.models.architectures import _batch_words, _with_batches
 from perfnb.recording.schema import SPECIAL_ROWS, conform
 from tests import summaries
+from tests.models.idle_bench import IdleBench
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -110,18 +111,6 @@ def test_models_are_timed_in_turns_and_profiled_one_by_one(
     profiled: list[Any] = []
     given: list[Any] = []
 
-    class Bench:
-        conditions = SimpleNamespace(facts="facts")
-
-        def __init__(self, steps: list[Any], progress: object) -> None:
-            assert len(steps) == 2
-
-        def __enter__(self) -> Bench:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
     def run_profile(step: Any, batches: None, plan: Any, models: list[Any], **options: Any) -> Any:
         profiled.append((options["name"], models, plan.warmup, plan.steps, plan.traced, plan.budget_s))
         return SimpleNamespace(_summary=f"summary of {options['name']}")
@@ -131,7 +120,7 @@ def test_models_are_timed_in_turns_and_profiled_one_by_one(
         return dict.fromkeys(("table", "shares", "ratios"), pd.DataFrame()) | {"layers": {}}
 
     samples = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    monkeypatch.setattr("perfnb.bench.rounds.Bench", Bench)
+    monkeypatch.setattr("perfnb.bench.rounds.Bench", IdleBench)
     monkeypatch.setattr(architectures, "time", Clock(2.0, now))
     monkeypatch.setattr(architectures, "warm_up", lambda bench, start, budget_s: steady)
     monkeypatch.setattr(architectures, "planned_rounds", lambda bench, start, budget_s, width: (None, samples))

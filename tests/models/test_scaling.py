@@ -14,6 +14,7 @@ import perfnb
 from perfnb.models import scaling
 from perfnb.models.scaling import ScalingStudy
 from perfnb.models.size_laws import SizePrediction, measured_sizes
+from tests.models.idle_bench import IdleBench
 
 SIZES = (4.0, 8.0, 16.0, 32.0)
 
@@ -142,18 +143,7 @@ def test_the_time_that_the_warm_up_leaves_decides_how_many_rounds_run(
     ran: list[tuple[int, int, int, int | None]] = []
     said: list[tuple[str, int, int]] = []
 
-    class Bench:
-        conditions = SimpleNamespace(facts="facts")
-
-        def __init__(self, steps: list[Any], progress: object) -> None:
-            assert len(steps) == 2
-
-        def __enter__(self) -> Bench:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
+    class Bench(IdleBench):
         def rounds(self, orders: tuple[int, int, int], planned: int | None = None) -> Any:
             ran.append((*orders, planned))
             return np.full((2, orders[0]), pilot_ms / 2)
