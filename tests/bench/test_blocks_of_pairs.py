@@ -308,7 +308,7 @@ def warmed(
     budget_s: float = 1e9,
     each_s: float = 0,
 ) -> tuple[bool | None, list[list[int]]]:
-    """Return whether steps of such milliseconds became steady, and the orders of the rounds until then."""
+    """Return whether steps of the given times became steady, and the orders of the rounds until then."""
     orders: list[list[int]] = []
     now = [100.0]
 

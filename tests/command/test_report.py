@@ -99,7 +99,7 @@ def test_profiles_go_to_a_folder_that_is_new_unless_it_is_given(
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
-    """Return what finishes a report, and returns it as paragraphs without line breaks."""
+    """Return a function that finishes a report and returns its paragraphs without line breaks."""
     monkeypatch.setattr(perfnb.loop.kept_run, "keep_run", lambda run, at: at / run)
     monkeypatch.setattr(perfnb.profile.trackers, "open_runs", lambda names: names)
     logged: list[Any] = []

@@ -188,7 +188,7 @@ def test_a_report_is_kept_with_the_figures_of_both_sides(journal: perfnb.results
 
 
 class Made(perfnb.Profile):
-    """A profile with figures that were made up."""
+    """A profile with made-up figures."""
 
     def __init__(self, **facts: Any) -> None:
         self.facts = facts

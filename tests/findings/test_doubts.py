@@ -16,7 +16,7 @@ from perfnb.recording.text import TEXT
 
 
 def facts(traced: tuple[float, ...] = (10.0, 10.0), **change: Any) -> Any:
-    """Return the facts of a step on a CPU that nothing speaks against."""
+    """Return the facts of a step on a CPU, without a reason to doubt them."""
     known = {
         "live": True,
         "gpu": None,

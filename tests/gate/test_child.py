@@ -74,7 +74,7 @@ def test_the_gate_itself_is_not_code_of_the_other_revision(
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Return what makes milliseconds pass on the clock of turns."""
+    """Return a function that advances the clock of turns by milliseconds."""
     now = [0]
 
     def passes(ms: float) -> None:

@@ -131,7 +131,7 @@ def test_a_process_gets_the_same_test_from_the_tree_of_its_revision(
 
 @pytest.fixture
 def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], StepProcess]:
-    """Return what starts a process that answers as a script says, instead of running a test."""
+    """Return a function that starts a process that runs a script instead of a test."""
 
     def start(code: str) -> StepProcess:
         (tmp_path / "child.py").write_text(CHILD + code)
@@ -212,7 +212,7 @@ def test_a_process_that_does_not_end_is_killed(
 
 
 class Side:
-    """A process whose turns take so many milliseconds per step, and which remembers what it was asked."""
+    """A process whose turns take a given time per step, and which records its requests."""
 
     def __init__(self, *ms: float) -> None:
         self._ms, self.asked = itertools.cycle(ms), list[tuple[int, int]]()

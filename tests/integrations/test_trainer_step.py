@@ -402,7 +402,7 @@ class State:
 
 
 def in_transformers(state: State, **changed: Any) -> Any:
-    """Return a trainer whose objects tell what they are asked for."""
+    """Return a trainer whose objects record the requests that they get."""
 
     @contextmanager
     def no_sync(model: Any) -> Iterator[None]:
@@ -523,7 +523,7 @@ def failing() -> None:
 
 
 def callback_with(state: State, callback: Any, prepared: list[Any]) -> Any:
-    """Return a callback that tells what it asks its loop's steps for, and how they were prepared."""
+    """Return a callback that records what it requests of its loop's steps, and how they were prepared."""
     own: Any = callback()
     names = ("get", "step", "use", "pause", "validate")
     steps = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""What starts the ranks of a job and ends them, with processes that are not there."""
+"""The launcher that starts and ends the ranks of a job, with fake processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Process:
 
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Start ranks that are not there; return what was asked of the system."""
+    """Start fake ranks, and return the requests to the system."""
     done: list[Any] = []
     monkeypatch.setattr(Process, "started", [], raising=False)
     monkeypatch.setattr(agent.subprocess, "Popen", Process)

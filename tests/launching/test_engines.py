@@ -139,7 +139,7 @@ def test_engines_are_those_of_the_view_or_the_first_of_the_client() -> None:
 
 @pytest.fixture
 def job_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., EngineJob]:
-    """Return what starts a job on engines; waiting takes no time."""
+    """Return a function that starts a job on engines, where waiting takes no time."""
     waits: list[float] = []
     monkeypatch.setattr(job, "time", SimpleNamespace(sleep=waits.append, monotonic=lambda: sum(waits)))
 
@@ -206,7 +206,7 @@ class Group:
 
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[Group]:
-    """Yield a group; afterwards, this process is as before."""
+    """Yield a group, and leave this process unchanged afterwards."""
     before, handler = state(), signal.getsignal(signal.SIGINT)
     monkeypatch.setenv("COLOUR", "red")
     made = Group(monkeypatch)

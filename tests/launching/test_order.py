@@ -218,7 +218,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def saved(*names: str) -> Any:
-    """Return what saves profiles of these names in a folder."""
+    """Return a function that saves profiles with the given names in a folder."""
 
     def save(folder: Path) -> None:
         for rank, name in enumerate(names):

@@ -202,7 +202,7 @@ def test_bad_arguments(options: dict[str, Any], error: type[Exception], message:
 
 
 class Jobs:
-    """Jobs that are not run: each run of one takes so long, and the first of some kinds fails."""
+    """Fake jobs: each run takes a given time, and the first one of some kinds fails."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cores: float = 8.9, failing: Sequence[str] = ()) -> None:
         self.orders: list[Order] = []

@@ -611,7 +611,7 @@ def test_modes_and_running_means_are_put_back_also_after_an_error(training: bool
 
 
 class Returning(nn.Module):
-    """Returns what a test says, next to a parameter; remembers what it was called with."""
+    """Returns a value that the test chooses, next to a parameter, and records its arguments."""
 
     def __init__(self, output: Callable[[Tensor], Any]) -> None:
         super().__init__()

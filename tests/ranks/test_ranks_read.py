@@ -21,7 +21,7 @@ from tests.ranks.rank_traces import rank_trace, written
 
 
 class AtOnce(Executor):
-    """An executor that runs what it is given at once."""
+    """An executor that runs each call immediately."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()

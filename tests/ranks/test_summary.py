@@ -1,4 +1,4 @@
-"""What is summed up of several ranks, by hand: who may be the straggler, what is doubted, and times of hosts."""
+"""Summaries of several ranks, by hand: candidates for the straggler, doubts, and host times."""
 
 from __future__ import annotations
 

@@ -436,7 +436,7 @@ def test_the_line_for_inference_mode_wraps_a_step_that_a_variable_holds() -> Non
 
 
 def made(model: nn.Module | None, kind: str = "cpu", **parts: Any) -> Subject:
-    """Return a subject with a model, as if it were on a kind of device."""
+    """Return a subject whose model pretends to be on the given kind of device."""
     optimizers = parts.pop("optimizers", {})
     return Subject(print, None, {} if model is None else {"model": model}, optimizers, None, kinds={kind}, **parts)
 

@@ -502,7 +502,7 @@ def test_a_loader_goes_on_where_it_was() -> None:
 
 
 class Given:
-    """A trial without a step: what levers do to its time, memory and results is given by the levers that are on."""
+    """A trial without a step: the levers that are on determine its time, memory and results."""
 
     def __init__(
         self,

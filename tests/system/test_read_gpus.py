@@ -42,7 +42,7 @@ FUNCTIONS = {
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return what NVML's functions answer in this process; an error is raised, and a function gets the GPU's place."""
+    """Return the values that NVML's functions return here. Errors are raised, and functions get the GPU's number."""
     told: dict[str, Any] = {
         **{"nvmlInit": None, "nvmlShutdown": None, "nvmlSystemGetDriverVersion": "550.54.15"},
         **{"nvmlSystemGetCudaDriverVersion_v2": 12040, "nvmlDeviceGetHandleByIndex": lambda place: place},

@@ -163,7 +163,7 @@ def test_the_sampler_waits_for_the_next_tick_unless_it_must_stop(
 
 
 class _Source(Source):
-    """A source with one device, that has closed when it was asked to."""
+    """A source with one device that records whether it was closed."""
 
     name = "GPU"
     closed = False
