@@ -147,8 +147,9 @@ def time_by_op(recording: Recording, attribution: Attribution, names: Iterable[s
     counted = host.is_op & is_one_of(recording.events["name"], frozenset(names))[host.rows]
     around = outermost(host.calls, counted)[calls.index.to_numpy()]
     inside = calls[around != NONE]
-    owner = calls["op"].astype(TEXT).reindex(around[around != NONE]).to_numpy()
-    sums = inside.groupby(owner)[["self_ns", "gpu_ns"]].sum() / 1e6 / max(attribution.steps, 1)
+    owner = calls["op"].reindex(around[around != NONE]).array
+    sums = inside.groupby(owner, observed=True)[["self_ns", "gpu_ns"]].sum() / 1e6 / max(attribution.steps, 1)
+    sums.index = sums.index.astype(TEXT)
     return pd.DataFrame({"ms": sums["self_ns"], "gpu_ms": sums["gpu_ns"]}).rename_axis("op")
 
 
