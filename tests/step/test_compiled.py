@@ -26,7 +26,6 @@ from perfnb.recording.compiled_layers import CompiledCode
 from perfnb.step import compiler
 from perfnb.step.memory import storages
 from tests.step.models import three_linears, training_step
-from tests.step.timed import traced_ms
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_left"),
@@ -65,21 +64,19 @@ def profile_without_recompiling(step: Callable[[], object]) -> perfnb.Profile:
 
 @pytest.mark.slow
 def test_a_compiled_model_is_one_layer_whose_layers_are_unknown() -> None:
-    model = three_linears()
-    compiled = torch.compile(model, backend="aot_eager")
+    model = nn.Sequential(nn.Linear(8, 8), torch.compile(three_linears(), backend="aot_eager"))
 
-    p = profile_of(training_step(compiled, torch.randn(4, 8)))
+    p = profile_of(training_step(model, torch.randn(4, 8)))
 
     layers = p.layers[~p.layers.index.str.startswith("(")]
-    assert layers.index.tolist() == ["model", "model.0", "model.1", "model.2"]
-    assert layers.loc["model", "module"] == "Sequential"
-    assert layers.loc["model", "calls"] == 1
-    assert layers.loc["model", "forward_ms"] > 0
-    assert layers.loc["model", "backward_ms"] > 0
-    inner = layers.loc[["model.0", "model.1", "model.2"]]
+    assert layers.index.tolist() == ["model", "model.0", "model.1", "model.1.0", "model.1.1", "model.1.2"]
+    assert layers["calls"].dropna().to_dict() == {"model": 1, "model.0": 1, "model.1": 1}
+    assert layers.loc["model.1", "module"] == "Sequential"
+    assert (layers.loc["model.1", ["forward_ms", "backward_ms"]] > 0).all()
+    inner = layers.loc[["model.1.0", "model.1.1", "model.1.2"]]
     assert inner[["calls", "forward_ms", "backward_ms", "total_ms", "self_ms", "share", "ops"]].isna().all(axis=None)
     assert inner["parameters"].tolist() == [72, 0, 72]
-    assert f"torch.compile hides the layers inside model: {_WHY_HIDDEN}" in _text(p)
+    assert f"torch.compile hides the layers inside model.1: {_WHY_HIDDEN}" in _text(p)
     total = p.phases.loc[["forward", "backward"], "ms"].sum()
     assert p.layers["self_ms"].sum() == pytest.approx(total, rel=1e-4)
 
@@ -91,19 +88,6 @@ def test_no_address_is_asked_of_a_fake_tensor() -> None:
     assert [list(storages(fake)) for fake in fakes] == [[], []]  # a warning of torch's would be an error here
     ((address, size, device),) = storages(torch.ones(3))
     assert (address > 0, size, device) == (True, 12, "cpu")
-
-
-@pytest.mark.slow
-def test_the_layers_around_a_compiled_one_are_seen() -> None:
-    inner = torch.compile(three_linears(), backend="aot_eager")
-    model = nn.Sequential(nn.Linear(8, 8), inner)
-
-    p = profile_of(training_step(model, torch.randn(4, 8)))
-
-    layers = p.layers[~p.layers.index.str.startswith("(")]
-    assert layers["calls"].dropna().to_dict() == {"model": 1, "model.0": 1, "model.1": 1}
-    assert layers.index.tolist() == ["model", "model.0", "model.1", "model.1.0", "model.1.1", "model.1.2"]
-    assert f"torch.compile hides the layers inside model.1: {_WHY_HIDDEN}" in _text(p)
 
 
 class Residual(nn.Module):
@@ -150,21 +134,6 @@ def check_layers(p: perfnb.Profile, root: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_compiled_in_place_is_one_layer_too() -> None:
-    model = Residual()
-    model.compile(backend="aot_eager")
-    compiled = model._compiled_call_impl
-
-    p = profile_of(training_step(model, torch.randn(4, 16)))
-
-    assert p.layers.loc["model", "calls"] == 1
-    assert p.layers.loc["model", ["forward_ms", "backward_ms"]].gt(0).all()
-    assert p.layers.loc["model.up", ["calls", "total_ms"]].isna().all()
-    assert model._compiled_call_impl is compiled
-    assert p.phases["ms"].sum() == pytest.approx(traced_ms(p))
-
-
-@pytest.mark.slow
 def test_what_runs_uncompiled_inside_a_model_compiled_in_place_is_seen_and_nothing_is_compiled_again() -> None:
     class Breaks(nn.Module):
         def __init__(self) -> None:
@@ -190,19 +159,6 @@ def test_what_runs_uncompiled_inside_a_model_compiled_in_place_is_seen_and_nothi
     assert p.layers.loc["model.between.0", ["forward_ms", "backward_ms"]].gt(0).all()
     assert p.layers.loc[["model.first", "model.last"], "calls"].isna().all()
     assert {name: dict(vars(module)) for name, module in model.named_modules()} == before
-
-
-@pytest.mark.slow
-def test_layers_of_torch_that_a_model_compiled_in_place_calls_uncompiled_are_seen() -> None:
-    # torch leaves the forward of its own containers alone, so that only the block is compiled.
-    model = nn.Sequential(Residual(), nn.Linear(16, 4))
-    model.compile(backend="aot_eager")
-    step = training_step(model, torch.randn(8, 16))
-    p = profile_without_recompiling(step)
-
-    assert len(p.compiled_regions) == 1
-    assert p.layers.loc[["model", "model.0", "model.1"], "calls"].tolist() == [1, 1, 1]
-    assert p.layers.loc[["model.0.norm", "model.0.up"], "calls"].isna().all()
 
 
 @pytest.mark.slow
@@ -252,10 +208,8 @@ def compiled_for_profiling() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled_for_profiling")
 def test_the_layers_of_a_compiled_model_its_blocks_and_a_function_are_seen() -> None:
-    x = torch.randn(8, 16)
     model = network()
-    compiled = torch.compile(model)
-    p = profile_of(training_step(compiled, x))
+    p = profile_of(training_step(torch.compile(model), torch.randn(8, 16)))
     check_layers(p, "model")
     regions = p.compiled_regions
     assert len(regions) == 1
@@ -263,72 +217,6 @@ def test_the_layers_of_a_compiled_model_its_blocks_and_a_function_are_seen() -> 
     assert regions["compile_s"].gt(0).all()
     assert regions[["broke", "recompiled"]].isna().all(axis=None)
     assert regions["ms"].iloc[0] == pytest.approx(regions[["kernel_ms", "overhead_ms"]].iloc[0].sum())
-
-    # What was compiled keeps telling its layers when the settings are over.
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-
-    def again() -> None:
-        optimizer.zero_grad()
-        compiled(x).square().mean().backward()
-        optimizer.step()
-
-    check_layers(profile_of(again), "compiled")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiled_for_profiling")
-def test_a_graph_break_and_a_recompilation_are_found_with_line_and_guard() -> None:
-    class Breaks(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
-
-        def forward(self, x: torch.Tensor, times: int) -> torch.Tensor:
-            hidden = self.first(x) * times
-            torch._dynamo.graph_break()
-            result: torch.Tensor = self.second(hidden).relu()
-            return result
-
-    model, x = Breaks(), torch.randn(8, 16)
-    compiled = torch.compile(model)
-    calls = 0
-
-    def step() -> None:
-        nonlocal calls
-        calls += 1
-        compiled(x, 2 if calls == 1 else 3).sum().backward()
-
-    p = profile_of(step)
-
-    line = Breaks.forward.__code__.co_firstlineno + 2
-    broken = p.compiled_regions.dropna(subset="broke")
-    assert broken["broke_at"].str.endswith(f"test_compiled.py:{line}").all()
-    assert broken["gap_ms"].gt(0).all()
-    again = broken["recompiled"].dropna()  # the first version ran in no traced step, and compiled for the first time
-    assert again.index.tolist() == ["0/1"]
-    assert again.str.contains("times == 2").all()
-    assert p.layers.loc[["compiled.first", "compiled.second"], "forward_ms"].gt(0).all()
-    text = " ".join(str(p).split())
-    assert "Graphs break once" in text
-    assert "Recompiled because a guard failed" in text
-
-
-@pytest.mark.slow
-def test_breaks_of_code_that_was_compiled_before_are_told_apart_by_their_lines() -> None:
-    class Breaks(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = x.sin()
-            torch._dynamo.graph_break()
-            x = x * x.sum().item()
-            return x.cos()
-
-    model, x = torch.compile(Breaks(), backend="eager"), torch.randn(8, 16)
-    line = Breaks.forward.__code__.co_firstlineno
-
-    p = profile_without_recompiling(lambda: model(x))
-
-    regions = p.compiled_regions.sort_values("line")
-    assert regions["broke_at"].fillna("").str.rpartition(":")[2].tolist() == [str(line + 2), str(line + 3), ""]
 
 
 @pytest.mark.slow
@@ -806,21 +694,6 @@ def test_objects_that_the_interpreter_froze_hide_nothing(
 
 
 @pytest.mark.slow
-def test_a_compilation_in_the_traced_steps_is_named() -> None:
-    compiled, calls = torch.compile(Residual(), backend="aot_eager"), 0
-
-    def step() -> None:
-        nonlocal calls
-        calls += 1
-        compiled(torch.ones(4, 16, requires_grad=calls == 5)).sum().backward()
-
-    p = profile_of(step)  # two to warm up, one timed, a first one of the tracer's, and two traced ones
-
-    assert "torch.compile compiled forward (test_compiled.py:" in p._summary.findings.verdict.why
-    assert "traced steps, so these show the compiler at work" in p._summary.findings.verdict.why
-
-
-@pytest.mark.slow
 def test_recompilations_by_a_python_number_that_changes_are_found_with_their_guard() -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:
@@ -850,50 +723,7 @@ def test_a_step_that_compiles_nothing_has_no_compilations() -> None:
     assert "compilations" not in p.meta
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiled_for_profiling")
-def test_kernels_of_code_for_any_batch_size_have_the_flops_of_the_batch_that_it_was_compiled_for() -> None:
-    compiled = torch.compile(nn.Sequential(nn.Linear(16, 32), nn.GELU()), dynamic=True)
-    x = torch.randn(64, 16)
-
-    p = profile_of(lambda: compiled(x).sum().backward())
-
-    products = p.compiled[p.compiled["kernel"].str.startswith("extern_kernels.")]
-    assert set(products["direction"]) == {"forward", "backward"}
-    assert (products["flops"] == 2 * 64 * 16 * 32).all()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(torch.compiler, "nested_compile_region"), reason="needs a newer torch")
-@pytest.mark.usefixtures("compiled_for_profiling")
-def test_a_graph_whose_layers_share_a_nested_region_is_one_layer() -> None:
-    class Repeats(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.alike, self.last = nn.Linear(16, 16), nn.ModuleList(), nn.Linear(16, 4)
-            self.alike.extend(nn.Linear(16, 16) for _ in range(2))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.first(x)
-            for layer in self.alike:
-                x = region(layer, x)
-            result: torch.Tensor = self.last(x)
-            return result
-
-    @torch.compiler.nested_compile_region  # type: ignore[untyped-decorator]
-    def region(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = layer(x).relu()
-        return result
-
-    compiled = torch.compile(Repeats())
-    x = torch.randn(8, 16)
-
-    p = profile_of(lambda: compiled(x).sum().backward())
-
-    assert p.layers.loc["compiled", ["forward_ms", "backward_ms"]].gt(0).all()
-    assert p.layers.loc[["compiled.first", "compiled.alike.0", "compiled.alike.1"], "forward_ms"].isna().all()
-
-
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled_for_profiling")
 def test_graphs_that_differ_only_in_the_names_of_their_modules_are_not_taken_for_each_other() -> None:
@@ -925,72 +755,30 @@ def test_graphs_that_differ_only_in_the_names_of_their_modules_are_not_taken_for
     assert layers_in_order("b", "a") == ["compiled.b", "compiled.a"]
 
 
+@pytest.mark.deep
 @pytest.mark.slow
-def test_a_model_runs_without_hooks_if_they_would_make_torch_compile_it_again_and_no_graph_breaks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_runs_without_hooks_if_they_would_make_torch_compile_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tested torch compiles no model again for hooks, so every guard is taken for such a one."""
-    from torch.nn.modules.module import _global_forward_hooks
-
     seen: list[int] = []
 
     def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
         @torch.compiler.disable
         def run(*args: Any) -> Any:
-            seen.append(len(_global_forward_hooks))
+            seen.append(len(torch.nn.modules.module._global_forward_hooks))
             return graph.forward(*args)
 
         return run
 
-    class Breaks(nn.Module):
-        def __init__(self, last: bool) -> None:
-            super().__init__()
-            self.first, self.between, self.last = nn.Linear(8, 8), nn.Linear(8, 8), last
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if self.last:
-                return self.uncompiled(self.first(x))
-            return self.uncompiled(self.first(x)).relu()
-
-        @torch.compiler.disable  # type: ignore[untyped-decorator]
-        def uncompiled(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.between(x)
-            return result
-
-    class Whole(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(8, 8)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.first(x)
-            return result
-
-    def profiled(
-        model: nn.Module, profile: Callable[..., perfnb.Profile] = profile_without_recompiling
-    ) -> perfnb.Profile:
-        torch._dynamo.reset()
-        compiled, x = torch.compile(model, backend=backend), torch.randn(4, 8)
-        before = dict(vars(compiled))
-        compiled(x)
-        seen.clear()
-        p = profile(lambda: compiled(x).sum().backward())
-        assert vars(compiled) == before
-        assert p.layers.loc["compiled", "calls"] == 1
-        return p
-
-    if torch.__version__ >= "2.13":
-        profiled(three_linears())
-        assert set(seen) == {0, 1}
     monkeypatch.setattr(compiler, "_HOOK_GUARD", re.compile("GuardManager"))
-    for whole, first in ((three_linears(), "compiled.0"), (Whole(), "compiled.first")):
-        p = profiled(whole)
-        assert set(seen) == {0}
-        assert p.layers.loc[first, "forward_flops"] > 0  # counted in a step without compiled code
-    for last in (False, True):
-        p = profiled(Breaks(last), profile_of)
-        assert 1 in seen
-        assert p.layers.loc["compiled.between", "calls"] == 1
+    compiled, x = torch.compile(three_linears(), backend=backend), torch.randn(4, 8)
+    before = dict(vars(compiled))
+    compiled(x)
+    seen.clear()
+    p = profile_without_recompiling(lambda: compiled(x).sum().backward())
+    assert set(seen) == {0}
+    assert vars(compiled) == before
+    assert p.layers.loc["compiled", "calls"] == 1
+    assert p.layers.loc["compiled.0", "forward_flops"] > 0  # counted in a step without compiled code
 
 
 def test_the_line_of_an_operation_is_the_users_even_if_torch_was_called_through_a_mode() -> None:

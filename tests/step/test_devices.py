@@ -178,6 +178,7 @@ print(device_activities() == [torch.profiler.ProfilerActivity.PrivateUse1])
 """
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_a_backend_that_registered_itself_has_a_name_of_its_own() -> None:
     """In a process of its own: a backend is named once and for all."""

@@ -51,14 +51,6 @@ def parts(step: Any, **options: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
-def test_a_model_that_the_step_calls_is_told_from_one_whose_method_it_calls() -> None:
-    assert parts(lambda: net(IDS))["models"] == [{"name": "net", "called": True}]
-    assert parts(lambda: net.generate(IDS))["models"] == [{"name": "net", "called": False}]
-    assert parts(lambda: net.encode(IDS))["models"] == [{"name": "net", "called": False}]
-    assert parts(net.generate, batches=[IDS] * 20)["models"] == [{"name": "self", "called": False}]
-
-
 def test_a_method_that_profiles_its_own_step_calls_the_model() -> None:
     class Owner(nn.Module):
         def profile(self) -> dict[str, Any]:
@@ -102,14 +94,6 @@ def test_what_no_variable_holds_has_no_name() -> None:
 def test_a_name_given_with_a_model_is_no_variable() -> None:
     assert parts(lambda: net(IDS), model={"mine": net})["models"] == []
     assert parts(lambda: net(IDS), model={"net": net})["models"] == [{"name": "net", "called": True}]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("tied", "sparse", "own"), [(False, False, ["m.table"]), (True, False, []), (False, True, [])])
-def test_a_table_is_its_own_unless_it_is_tied(tied: bool, sparse: bool, own: list[str]) -> None:
-    m = Decoder(tied, sparse)
-
-    assert parts(lambda: m(IDS))["own_tables"] == own
 
 
 @pytest.mark.slow

@@ -299,8 +299,7 @@ def test_a_compiled_model_whose_call_is_recompiled_for_hooks_has_a_span_instead(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("memory", [False, True])
-def test_layers_that_a_pool_of_the_step_calls_are_not_available_and_named(memory: bool) -> None:
+def test_layers_that_a_pool_of_the_step_calls_are_not_available_and_named() -> None:
     here, aside = nn.Linear(8, 8), three_linears()
 
     def step() -> None:
@@ -308,7 +307,7 @@ def test_layers_that_a_pool_of_the_step_calls_are_not_available_and_named(memory
             results = [pool.submit(aside, X) for _ in range(4)]
             (here(X).sum() + sum(result.result().sum() for result in results)).backward()
 
-    p = short(step, memory=memory)
+    p = short(step, memory=True)
 
     assert rows(p) == ["here", "aside", "aside.0", "aside.1", "aside.2"]
     assert p.layers.calls["here"] == 1
@@ -318,12 +317,11 @@ def test_layers_that_a_pool_of_the_step_calls_are_not_available_and_named(memory
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("memory", [False, True])
-def test_a_thread_that_outlives_the_profile_may_call_modules_all_the_time(memory: bool) -> None:
+def test_a_thread_that_outlives_the_profile_may_call_modules_all_the_time() -> None:
     here, aside = nn.Linear(8, 8), nn.Linear(8, 8)
 
     with called_all_the_time(aside):
-        p = short(training_step(here, X), memory=memory)
+        p = short(training_step(here, X), memory=True)
         assert_adds_up(p)
         assert p.layers.calls["model"] == 1
 

@@ -126,12 +126,6 @@ def test_each_worker_is_a_root_of_its_own(profile: perfnb.Profile) -> None:
     assert "data (workers)" in str(profile)
 
 
-def test_saved_with_the_profile(profile: perfnb.Profile, tmp_path: Path) -> None:
-    again = perfnb.load(profile.save(tmp_path / "p"))
-    assert again.lines.equals(profile.lines)
-    assert again.meta["python"] == profile.meta["python"]
-
-
 def test_the_loader_is_as_it_was(made: DataLoader[Any], profile: perfnb.Profile) -> None:
     assert made.worker_init_fn is seeded
     require_restored()
