@@ -19,7 +19,7 @@ from perfnb.errors import BatchesExhaustedError, CaptureError
 from perfnb.step.cells import BATCH, Clause, batches_of, step_of
 from perfnb.step.data_waits import Intake, common_size, token_count
 from perfnb.step.loaders import Nameless, see_loaders
-from perfnb.step.steps import after_optimizer_steps
+from perfnb.step.steps import BatchSource, after_optimizer_steps
 from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -92,6 +92,16 @@ def test_a_callable_is_asked_for_a_new_iterable_at_each_start() -> None:
 
     assert seen == [(0, "a"), (1, "b"), (0, "a"), (1, "b"), (0, "a")]
     assert made == 3
+
+
+@pytest.mark.parametrize(
+    ("batches", "before", "again"),
+    [([1], False, True), (iter([1]), False, False), (lambda: [1], True, True), (lambda: iter([1]), True, True)],
+)
+def test_batches_start_again_unless_they_are_an_iterator(batches: Any, before: bool, again: bool) -> None:
+    source = BatchSource(batches)
+    assert source.starts_again == before
+    assert (source.next(), source.starts_again) == (1, again)
 
 
 def test_an_iterator_of_the_user_is_used_up_to_the_last_step_and_no_further() -> None:
