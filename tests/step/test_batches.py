@@ -40,14 +40,6 @@ def dataset(count: int) -> TensorDataset:
     return TensorDataset(torch.arange(count).float()[:, None])
 
 
-def test_a_list_is_begun_again_when_it_ends() -> None:
-    p, seen = fed(["a", "b"])
-
-    assert seen == ["a", "b", "a", "b", "a"][: len(seen)]
-    assert p.steps["pass"].tolist() == ["warmup", "timed", "timed", "lead_in", "traced"]
-    assert len(seen) == 5
-
-
 def test_a_loader_is_begun_again_when_it_ends() -> None:
     p, seen = fed(DataLoader(dataset(8), batch_size=4))
 
@@ -94,6 +86,16 @@ def test_a_callable_is_asked_for_a_new_iterable_at_each_start() -> None:
     assert made == 3
 
 
+def test_a_list_is_begun_again_and_an_iterator_is_used_up_to_the_last_step_and_not_closed() -> None:
+    p, seen = fed(["a", "b"])
+    assert seen == ["a", "b", "a", "b", "a"]
+    assert p.steps["pass"].tolist() == ["warmup", "timed", "timed", "lead_in", "traced"]
+
+    generator = (number for number in range(9))
+    assert fed(generator)[1] == [0, 1, 2, 3, 4]
+    assert list(generator) == [5, 6, 7, 8]
+
+
 @pytest.mark.parametrize(
     ("batches", "before", "again"),
     [([1], False, True), (iter([1]), False, False), (lambda: [1], True, True), (lambda: iter([1]), True, True)],
@@ -102,23 +104,6 @@ def test_batches_start_again_unless_they_are_an_iterator(batches: Any, before: b
     source = BatchSource(batches)
     assert source.starts_again == before
     assert (source.next(), source.starts_again) == (1, again)
-
-
-def test_an_iterator_of_the_user_is_used_up_to_the_last_step_and_no_further() -> None:
-    iterator = iter(range(9))
-
-    _, seen = fed(iterator)
-
-    assert seen == [0, 1, 2, 3, 4]
-    assert list(iterator) == [5, 6, 7, 8]
-
-
-def test_a_generator_of_the_user_is_not_closed() -> None:
-    generator = (number for number in range(9))
-
-    fed(generator)
-
-    assert next(generator) == 5
 
 
 @pytest.mark.parametrize("count", [1, 3])

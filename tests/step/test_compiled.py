@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 import re
 import subprocess
@@ -159,31 +158,6 @@ def test_what_runs_uncompiled_inside_a_model_compiled_in_place_is_seen_and_nothi
     assert p.layers.loc["model.between.0", ["forward_ms", "backward_ms"]].gt(0).all()
     assert p.layers.loc[["model.first", "model.last"], "calls"].isna().all()
     assert {name: dict(vars(module)) for name, module in model.named_modules()} == before
-
-
-@pytest.mark.slow
-def test_a_copy_that_the_step_makes_of_a_module_in_a_model_compiled_in_place_is_a_copy() -> None:
-    class Own(nn.Linear):
-        def __getstate__(self) -> dict[str, Any]:
-            return dict(vars(self))
-
-    model = nn.Sequential(Own(4, 4), nn.Linear(4, 4))
-    model.compile(backend="eager")
-    copies: list[Any] = []
-    x = torch.ones(2, 4)
-
-    def step() -> None:
-        copies.append(copy.deepcopy(model))
-        model(x).sum().backward()
-
-    profile_of(step)
-
-    for made in copies:
-        for layer in made:
-            nn.init.zeros_(layer.weight)
-            nn.init.zeros_(layer.bias)
-            assert layer(x).abs().sum() == 0
-        assert made(x).abs().sum() == 0
 
 
 @pytest.fixture

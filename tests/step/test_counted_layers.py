@@ -18,7 +18,7 @@ from perfnb.attribution.arithmetic import (
 )
 from perfnb.attribution.attribution import attribute
 from tests.step.counted import count
-from tests.step.models import SmallGPT, next_word_loss, training_step
+from tests.step.models import training_step
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -115,19 +115,6 @@ def test_the_parent_that_checkpoints_a_shared_layer_gets_its_recomputation(reent
     assert {counted.with_children(name, "forward_flops") for name in both} == {2 * LINEAR}
     assert {counted.with_children(name, "backward_flops") for name in both} == {4 * LINEAR}
     assert counted.with_children("model", "recompute_flops") == 2 * LINEAR
-
-
-@pytest.mark.slow
-def test_attention_counts_for_the_layer_whose_forward_calls_it() -> None:
-    model = SmallGPT(words=50, width=32, depth=2)
-    tokens = torch.randint(0, 50, (2, 9))
-
-    counted = count(training_step(model, tokens, next_word_loss(tokens)), model=model)
-
-    attention = 2 * 2 * 2 * 4 * 9 * 9 * 8
-    for block in ("model.blocks.0", "model.blocks.1"):
-        assert counted.by_layer()[block] == {"forward": attention, "backward": attention * 5 // 2}
-    assert work_by(counted.ops, "layer")["flops"].sum() == counted.ops["flops"].sum()
 
 
 def test_bytes_of_a_linear_layer_and_rows_that_are_no_layer() -> None:

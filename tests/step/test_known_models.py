@@ -51,22 +51,6 @@ def parts(step: Any, **options: Any) -> dict[str, Any]:
     return found
 
 
-def test_a_method_that_profiles_its_own_step_calls_the_model() -> None:
-    class Owner(nn.Module):
-        def profile(self) -> dict[str, Any]:
-            return parts(lambda: net(IDS))
-
-    assert Owner().profile()["models"] == [{"name": "net", "called": True}]
-
-
-def test_a_function_that_takes_the_model_first_calls_it() -> None:
-    def read(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = model(ids)
-        return out
-
-    assert parts(lambda: read(net, IDS))["models"] == [{"name": "net", "called": True}]
-
-
 def test_what_no_variable_holds_has_no_name() -> None:
     class Step:
         __slots__ = ("run",)

@@ -47,45 +47,29 @@ def roots_of(step: Any, model: Any = None) -> list[str]:
     return [name for name, parent in names_of(step, model) if parent is None]
 
 
-def test_a_global_variable() -> None:
-    assert roots_of(lambda: a_global_model(X)) == ["a_global_model"]
+class Trainer:
+    def __init__(self) -> None:
+        self.model = three_linears()
+
+    def step(self) -> None:
+        self.model(X)
 
 
-def test_a_variable_of_a_closure_and_of_a_function_that_the_step_calls() -> None:
-    net = three_linears()
+def test_a_model_is_named_by_where_the_step_finds_it() -> None:
+    net, trainer = three_linears(), Trainer()
+    nets, parts = {"a b": three_linears()}, [nn.Linear(8, 8), nn.Tanh()]
 
     def helper() -> Tensor:
         return net(X)
 
-    assert roots_of(lambda: net(X)) == ["net"]
-    assert roots_of(lambda: helper()) == ["net"]
-
-
-def test_an_attribute_an_item_of_a_dict_and_of_a_list() -> None:
-    trainer = SimpleNamespace(model=three_linears(), steps=3)
-    nets, parts = {"a b": three_linears()}, [nn.Linear(8, 8), nn.Tanh()]
-
     def step() -> None:
         parts[1](parts[0](nets["a b"](trainer.model(X))))
 
+    assert roots_of(lambda: a_global_model(X)) == ["a_global_model"]
+    assert roots_of(lambda: net(X)) == roots_of(lambda: helper()) == ["net"]
     assert roots_of(step) == ["trainer.model", "nets['a b']", "parts[0]", "parts[1]"]
-
-
-def test_a_methods_object() -> None:
-    class Trainer:
-        def __init__(self) -> None:
-            self.model = three_linears()
-
-        def step(self) -> None:
-            self.model(X)
-
-    assert roots_of(Trainer().step) == ["self.model"]
-
-
-def test_names_given_with_the_models_come_before_variables() -> None:
-    net, other = three_linears(), nn.Linear(8, 8)
-
-    assert roots_of(lambda: other(net(X)), model={"a": net, "b": other}) == ["a", "b"]
+    assert roots_of(trainer.step) == ["self.model"]
+    assert roots_of(lambda: parts[0](net(X)), model={"a": net, "b": parts[0]}) == ["a", "b"]
 
 
 def test_models_that_are_named_are_the_only_ones() -> None:

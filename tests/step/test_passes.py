@@ -23,12 +23,12 @@ from perfnb.step.arithmetic import OpCall
 from perfnb.step.budget import Plan
 from perfnb.step.capture import Capture
 from perfnb.step.data_waits import ExecutedStep
-from perfnb.step.layers import Layer
+from perfnb.step.layers import Layer, LayerSpans
 from perfnb.step.pass_order import _named, _runs_compiled, capture_step, count_step, loop_passes, watch_steps
 from perfnb.step.session import MOST_RECORDED_BYTES, MOST_STEPS, FirstStep, Session
 from perfnb.step.steps import Passes, StepRunner
 from perfnb.step.to_recording import _steps_of_trace, recording_of, with_later
-from perfnb.step.tracer import Costs, Tracer, quiet_kineto
+from perfnb.step.tracer import Costs, Tracer, measure_costs, quiet_kineto
 from perfnb.trace import kineto
 from perfnb.trace_names import DATA_SPAN, STEP_SPAN
 from tests.fake_clock import FakeClock
@@ -447,9 +447,20 @@ def test_a_trace_that_cannot_be_exported_exactly_lacks_names(monkeypatch: pytest
 EVENT = '{"ph": "X", "cat": "user_annotation", "name": "unknown", "pid": 1, "tid": 1, "ts": 5, "dur": 3}'
 
 
-def test_the_cost_of_tracing_is_the_least_of_each_and_not_below_zero() -> None:
+def test_costs_are_the_least_of_each_beyond_the_bare_ones_and_never_negative() -> None:
     assert Costs(3.0, 8.0).least(Costs(4.0, 5.0)) == Costs(3.0, 5.0)
-    assert Costs(3.0, 8.0).beyond(Costs(4.0, 5.0)) == Costs(0.0, 3.0)
+    assert Costs(3.0, 8.0).beyond(Costs(4.0, 5.5)) == Costs(0.0, 2.5)
+
+
+def test_costs_are_found_with_hooks_of_others_too_and_these_hear_nothing() -> None:
+    heard: list[nn.Module] = []
+    with torch.profiler.profile(), LayerSpans() as spans:
+        handle = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: heard.append(module))
+        beside = measure_costs(spans)
+        handle.remove()
+
+    assert heard == []
+    assert min(*beside, *measure_costs()) > 0
 
 
 @pytest.mark.parametrize("own", [None, "3"])

@@ -237,7 +237,12 @@ def test_a_model_compiled_in_place_has_a_span_and_runs_without_the_hooks(
     skipped: list[Any] = []
     compiler = SimpleNamespace(eval_frame=SimpleNamespace(skip_code=skipped.append))
     monkeypatch.setitem(sys.modules, "torch._dynamo", compiler)  # type: ignore[arg-type]
-    model = nn.Sequential(nn.Tanh(), nn.Linear(8, 8))
+
+    class Pickles(nn.Linear):
+        def __getstate__(self) -> Any: ...
+
+    model, pickles = nn.Sequential(nn.Tanh(), nn.Linear(8, 8)), Pickles(8, 8)
+    model.append(nn.Sequential(pickles))
     hooks: list[int] = []
 
     def compiled(x: Any) -> Any:
@@ -249,7 +254,8 @@ def test_a_model_compiled_in_place_has_a_span_and_runs_without_the_hooks(
     model._compiled_call_impl = compiled
     before = [dict(vars(module)) for module in model.modules()]
     with LayerSpans() as spans:
-        own = [vars(module)["_compiled_call_impl"] for module in model.modules()]
+        assert "_compiled_call_impl" not in vars(pickles)  # a copy of it would keep the span
+        own = [vars(module)["_compiled_call_impl"] for module in model.modules() if module is not pickles]
         assert own[0]._torchdynamo_inline is compiled
         assert {LayerSpans._open.__code__, LayerSpans._close.__code__, own[0].__code__} <= set(skipped)
         assert torch.equal(model(X), X.tanh())
