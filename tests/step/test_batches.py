@@ -164,13 +164,6 @@ def test_a_batch_that_contains_itself_does_not_hang() -> None:
     assert common_size(batch) == 3
 
 
-def test_dict_batches_reach_the_step_and_tell_their_size() -> None:
-    p, seen = fed([{"x": torch.ones(6, 2), "name": "a"}])
-
-    assert set(seen[0]) == {"x", "name"}
-    assert p.timing.batch_size == 6
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("batches", [["text"], None])
 def test_throughput_is_unknown_where_the_batch_size_is(batches: Any) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -231,6 +232,17 @@ def test_rates_that_are_not_known_are_left_out_if_only_known_ones_are_wanted(rat
     rates[:] = [5e9]
     only = measure_ceilings(["float32", "float64"], only_kept=True)
     assert (only["flops_per_s"], only["bytes_per_s"], rates) == ({"float32": 1e9}, 1e9, [5e9])
+
+
+def test_settings_that_make_products_less_exact_are_other_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    matmul = SimpleNamespace(fp32_precision="none", allow_tf32=True, allow_bf16_reduced_precision_reduction=False)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
+    cuda, usual = torch.device("cuda"), torch.get_float32_matmul_precision()
+    assert ceilings._precision(cuda, "float32") == f"allow_tf32=True,{usual}"
+    assert [ceilings._precision(cuda, dtype) for dtype in ("bfloat16", "float16", "float64")] == ["exact"] * 3
+    matmul.fp32_precision, matmul.allow_tf32, matmul.allow_bf16_reduced_precision_reduction = "tf32", False, True
+    assert ceilings._precision(cuda, "float32") == f"fp32_precision=tf32,{usual}"
+    assert ceilings._precision(cuda, "bfloat16") == "allow_bf16_reduced_precision_reduction=True"
 
 
 def test_settings_of_precision_that_torch_does_not_tell_are_mixed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import re
 import subprocess
 import sys
 import time
@@ -383,10 +382,6 @@ def test_a_break_belongs_to_the_function_around_it_and_to_the_region_that_it_end
     ]
 
 
-def node_of(target: Any, name: str = "n", **meta: Any) -> SimpleNamespace:
-    return SimpleNamespace(target=target, name=name, meta=meta)
-
-
 def graph_by_hand() -> torch.fx.GraphModule:
     """Return the graph of ``relu(bias + x @ w)`` for two rows, with its transposed view and a part of a pair."""
     graph, aten = torch.fx.Graph(), torch.ops.aten
@@ -689,70 +684,6 @@ def test_recompilations_by_a_python_number_that_changes_are_found_with_their_gua
     assert "self.calls == " in found["evidence"]
     assert "in a tensor" in found["advice"]
     assert 0 < found["bound_ms"] <= p.steps.loc[p.steps["pass"] == "timed", "wall_ms"].mean()
-
-
-def test_a_step_that_compiles_nothing_has_no_compilations() -> None:
-    p = perfnb.profile_step(lambda: torch.ones(3).sum(), warmup=1, steps=1, traced=1, memory=False, stacks=False)
-
-    assert "compilations" not in p.meta
-
-
-@pytest.mark.deep
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiled_for_profiling")
-def test_graphs_that_differ_only_in_the_names_of_their_modules_are_not_taken_for_each_other() -> None:
-    """Their kernels are the same, so torch's cache would return the first graph for the second."""
-
-    class Pair(nn.Module):
-        def __init__(self, first: str, second: str) -> None:
-            super().__init__()
-            self.names = first, second
-            for name in self.names:
-                self.add_module(name, nn.Linear(24, 24))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for name in self.names:
-                x = self.get_submodule(name)(x).relu()
-            return x
-
-    def layers_in_order(*names: str) -> list[str]:
-        torch._dynamo.reset()
-        compiled, x = torch.compile(Pair(*names)), torch.randn(8, 24)
-        with perfnb.compile_for_profiling():
-            compiled(x).sum().backward()
-        p = profile_of(lambda: compiled(x).sum().backward())
-        record = p._recording.compiled
-        assert record is not None
-        return list(dict.fromkeys(p._recording.modules["name"].to_numpy()[record.shares["layer"]]))
-
-    assert layers_in_order("a", "b") == ["compiled.a", "compiled.b"]
-    assert layers_in_order("b", "a") == ["compiled.b", "compiled.a"]
-
-
-@pytest.mark.deep
-@pytest.mark.slow
-def test_a_model_runs_without_hooks_if_they_would_make_torch_compile_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tested torch compiles no model again for hooks, so every guard is taken for such a one."""
-    seen: list[int] = []
-
-    def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
-        @torch.compiler.disable
-        def run(*args: Any) -> Any:
-            seen.append(len(torch.nn.modules.module._global_forward_hooks))
-            return graph.forward(*args)
-
-        return run
-
-    monkeypatch.setattr(compiler, "_HOOK_GUARD", re.compile("GuardManager"))
-    compiled, x = torch.compile(three_linears(), backend=backend), torch.randn(4, 8)
-    before = dict(vars(compiled))
-    compiled(x)
-    seen.clear()
-    p = profile_without_recompiling(lambda: compiled(x).sum().backward())
-    assert set(seen) == {0}
-    assert vars(compiled) == before
-    assert p.layers.loc["compiled", "calls"] == 1
-    assert p.layers.loc["compiled.0", "forward_flops"] > 0  # counted in a step without compiled code
 
 
 def test_the_line_of_an_operation_is_the_users_even_if_torch_was_called_through_a_mode() -> None:

@@ -1,4 +1,4 @@
-"""Which models a variable holds, whether the step calls them, and which embeddings are nobody else's."""
+"""Which models a variable holds, and which of them are compiled."""
 
 from __future__ import annotations
 
@@ -19,16 +19,12 @@ QUICK: dict[str, Any] = {"warmup": 1, "steps": 2, "traced": 1, "memory": False, 
 class Decoder(nn.Module):
     """A model that is called by a method of its own, as those with ``generate`` are."""
 
-    def __init__(self, tied: bool = False, sparse: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.table = nn.Embedding(20, 4, sparse=sparse)
-        self.body = nn.Linear(4, 4)
-        self.head = nn.Linear(4, 20, bias=False)
-        if tied:
-            self.head.weight = self.table.weight
+        self.table, self.head = nn.Embedding(20, 4), nn.Linear(4, 20, bias=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.head(self.body(self.table(ids)))
+        out: torch.Tensor = self.head(self.table(ids))
         return out
 
     @torch.no_grad()
@@ -36,10 +32,6 @@ class Decoder(nn.Module):
         for _ in range(3):
             ids = torch.cat([ids, self(ids)[:, -1:].argmax(-1)], 1)
         return ids
-
-    def encode(self, ids: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.body(self.table(ids))
-        return out
 
 
 IDS = torch.zeros(1, 3, dtype=torch.long)
@@ -123,13 +115,3 @@ def test_what_is_compiled_is_not_offered_torch_compile(kind: str) -> None:
 
     assert (is_compiled(module), is_compiled_in_place(module)) == (hides, is_in_place)
     assert compiled_already(module.modules()) == ("" if kind == "plain" else "the model is already compiled")
-
-
-@pytest.mark.skipif(torch.__version__ < "2.13", reason="torch 2.6 does not refuse")
-def test_torch_refuses_to_compile_torchscript() -> None:
-    """The reason for not offering it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        script = torch.jit.script(nn.Linear(4, 4))
-        with pytest.raises(RuntimeError, match="does not support compiling"):
-            torch.compile(script)(torch.ones(1, 4))

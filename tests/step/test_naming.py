@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-import perfnb
 from perfnb.step.budget import Plan
 from perfnb.step.layers import Calls, known_models, name_layers, own_tables, parallel_models
 from perfnb.step.namespace import (
@@ -78,31 +77,6 @@ def test_models_that_are_named_are_the_only_ones() -> None:
     inside = [("net", None), ("net.0", 0), ("net.1", 0), ("net.2", 0)]
     for model, names in ((net, inside), ([other], [("other", None)]), (net[2], [("net.2", None)])):
         assert names_of(lambda: other(net(X)), model) == names
-
-
-@pytest.mark.slow
-def test_a_layer_that_two_others_share_is_one_row_and_in_both_totals() -> None:
-    shared = nn.Linear(64, 64)
-    left, right = nn.Sequential(nn.Tanh(), shared), nn.Sequential(nn.ReLU(), shared)
-    model = nn.ModuleDict({"left": left, "right": right})
-    x = torch.randn(256, 64)
-
-    def step() -> None:
-        model["right"](model["left"](x)).sum().backward()
-
-    layers = perfnb.profile_step(step, warmup=0, steps=1, traced=2, memory=False, flops=False).layers
-
-    own = ["model", "model.left", "model.left.0", "model.left.1", "model.right", "model.right.0"]
-    layers = layers[~layers.index.str.startswith("(")]
-    assert layers.index.tolist() == own
-    assert layers.loc["model.left.1", "calls"] == 2
-    for side in ("left", "right"):
-        own, other = layers.loc[f"model.{side}", "self_ms"], layers.loc[f"model.{side}.0", "total_ms"]
-        assert (
-            own + other < layers.loc[f"model.{side}", "total_ms"] < own + other + layers.loc["model.left.1", "total_ms"]
-        )
-    both = layers.loc[["model.left", "model.right"], "total_ms"].sum()
-    assert both == pytest.approx(layers["self_ms"].sum()) == layers.loc["model", "total_ms"]
 
 
 class Dropping(nn.Module):

@@ -173,7 +173,7 @@ def test_a_loop_runs_the_passes_that_were_chosen_and_counts_no_compiled_code(
     make: Callable[[], nn.Module], options: dict[str, bool], last: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perfnb.step.session.measure_ceilings", lambda *_, only_kept: {"known": only_kept})
-    monkeypatch.setattr("perfnb.step.session.compilations", lambda steps: [[len(steps)]])
+    monkeypatch.setattr("perfnb.step.session.compilations", lambda steps: steps)
     plan, model = Plan(warmup=2, steps=1, traced=2, **options), make()
     passes = loop_passes(plan=plan, namespace=lambda: {"net": model}, batches=[1, 2])
     capture = StepRunner(lambda: model(torch.ones(1, 2)), None).drive(passes)
@@ -182,7 +182,9 @@ def test_a_loop_runs_the_passes_that_were_chosen_and_counts_no_compiled_code(
     names = [each.pass_name for each in capture.steps]
     assert names == ["warmup", "warmup", "timed", "lead_in", "traced", "traced", *last]
     assert (capture.layers[0].name, capture.meta["parts"]["loader"]["class"]) == ("net", "list")
-    assert [capture.meta[f"{each}compilations"] for each in ("", "traced_")] == [[[1]], [[2]]]
+    for key, name in (("compilations", "timed"), ("traced_compilations", "traced")):
+        of_pass = [step for step in capture.steps if step.pass_name == name]
+        assert capture.meta[key] == [(step.begin_ns, step.begin_ns + step.wall_ns) for step in of_pass]
     assert capture.meta.get("ceilings") == ({"on": "cpu", "known": True} if "counted" in last else None)
 
 
