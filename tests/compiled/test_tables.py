@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +14,7 @@ import pytest
 
 from perfnb.compiled.runs import region_runs
 from perfnb.compiled.tab import _happened, _lines, compiled_document, compiled_verdict
-from perfnb.compiled.tables import (
-    CompiledSummary,
-    compiled_kernel_table,
-    compiled_summary,
-    fused_ms,
-    region_table,
-)
+from perfnb.compiled.tables import CompiledSummary, compiled_kernel_table, compiled_summary, fused_ms, region_table
 from perfnb.recording.compiled_layers import CompiledCode, with_compiled_regions
 from perfnb.recording.raw_frames import frame_of_rows
 from perfnb.recording.recording import Recording
@@ -29,7 +24,8 @@ from tests.samples import texts
 from tests.samples.compiled import DOCUMENTS
 
 
-def two_steps(broke: str = "Call to print", work_us: Iterable[tuple[float, float, float]] = ()) -> Recording:
+@cache
+def two_steps(broke: str = "Call to print", work_us: tuple[tuple[float, float, float], ...] = ()) -> Recording:
     """Return steps of two regions, 20 µs apart, and of their backward passes, 10 µs apart.
 
     `work_us` are the launch, the begin and the end of each kernel on a GPU.
@@ -165,8 +161,8 @@ def test_kernels_have_their_times_layers_and_rates() -> None:
 
 
 def test_calls_that_only_launch_work_have_the_time_of_that_work() -> None:
-    inside = [(25, 400, 401), (47, 410, 413), (76.9, 420, 424), (1050, 1420, 1425)]
-    outside = [(12, 430, 431), (46.9, 440, 441), (77, 450, 451)]
+    inside = ((25, 400, 401), (47, 410, 413), (76.9, 420, 424), (1050, 1420, 1425))
+    outside = ((12, 430, 431), (46.9, 440, 441), (77, 450, 451))
     summary = compiled_summary(two_steps(work_us=inside + outside))
     assert summary is not None
     assert summary.on_gpu

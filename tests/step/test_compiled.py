@@ -414,17 +414,7 @@ def test_the_operations_of_a_graph_have_their_modules_inputs_sizes_flops_and_lin
         ("w", "", (), (), 4 * 15, 0, None, False, False),
         ("bias", "", (), (), 4 * 5, 0, None, False, False),
         ("addmm_default", "aten::addmm", own, ("bias", "x", "w"), 4 * 10, 2 * 2 * 3 * 5, place, False, False),
-        (
-            "relu_default",
-            "aten::relu",
-            around,
-            ("addmm_default",),
-            4 * 10,
-            10,
-            None,
-            False,
-            False,
-        ),  # one per element
+        ("relu_default", "aten::relu", around, ("addmm_default",), 4 * 10, 10, None, False, False),  # one per element
         ("t_default", "aten::t", (), ("relu_default",), 4 * 10, 0, None, True, True),
         ("min_1", "min", (), ("w", "bias"), 4 * 5, 15, None, False, False),  # the input is larger
         ("getitem", "getitem", (), ("min_1",), 4 * 4, 0, None, True, True),
@@ -623,11 +613,7 @@ GUARDED = "+- DICT_LENGTH: not L['self']._global_forward_hooks"
     ],
 )
 def test_a_model_runs_without_hooks_if_its_code_is_whole_and_guarded(
-    guard: str,
-    names: tuple[str, ...],
-    broke: tuple[str, str, int] | None,
-    whole: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    guard: str, names: tuple[str, ...], broke: tuple[str, str, int] | None, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space: dict[str, Any] = {}
     exec(compile("def forward(self, x):\n    return x", "model.py", "exec"), space)

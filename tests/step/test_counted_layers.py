@@ -8,11 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from perfnb.attribution.arithmetic import (
-    main_dtype,
-    special_arithmetic,
-    work_by,
-)
+from perfnb.attribution.arithmetic import main_dtype, special_arithmetic
 from tests.step.counted import count
 from tests.step.models import training_step
 
@@ -123,20 +119,6 @@ def test_bytes_of_a_linear_layer_and_rows_that_are_no_layer() -> None:
     assert special.loc["(loss)", "backward_bytes"] >= 4 * rows
     assert (special["recompute_bytes"] == 0).all()
     assert main_dtype(counted.ops) == "float32"
-
-
-def test_half_precision_layers_are_told_by_their_arithmetic() -> None:
-    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
-    step = training_step(model, torch.randn(ROWS, 16))
-
-    def half() -> None:
-        with torch.autocast("cpu", torch.bfloat16):
-            step()
-
-    counted = count(half, model=model)
-
-    assert set(work_by(counted.ops, "layer")["dtype"].loc[["model.0", "model.1"]]) == {"bfloat16"}
-    assert main_dtype(counted.ops) == "bfloat16"
 
 
 @pytest.mark.slow

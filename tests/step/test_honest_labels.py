@@ -17,6 +17,7 @@ import perfnb
 from perfnb.errors import NestedProfilerError
 from perfnb.step.layers import Calls
 from perfnb.step.pass_order import spans_of
+from perfnb.step.tracer import exclusive
 from tests.step.timed import traced_ms
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -92,8 +93,8 @@ def test_an_optimizer_that_a_hook_runs_in_the_backward_pass_is_the_optimizer() -
 def test_a_profiler_that_warms_up_or_runs_in_another_thread_is_refused() -> None:
     schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
     with torch.profiler.profile(schedule=schedule) as outer:
-        with pytest.raises(NestedProfilerError, match="already running"):
-            short(lambda: None)
+        with pytest.raises(NestedProfilerError, match="already running"), exclusive():
+            pytest.fail("a capture began")
         outer.step()
         torch.ones(3) + 1
         outer.step()
@@ -109,12 +110,10 @@ def test_a_profiler_that_warms_up_or_runs_in_another_thread_is_refused() -> None
     thread = threading.Thread(target=other)
     thread.start()
     running.wait(20)
-    try:
-        with pytest.raises(NestedProfilerError, match="already running"):
-            short(lambda: None)
-    finally:
-        done.set()
-        thread.join()
+    with pytest.raises(NestedProfilerError, match="already running"), exclusive():
+        pytest.fail("a capture began")
+    done.set()
+    thread.join()
 
 
 class Odd:

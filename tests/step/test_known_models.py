@@ -43,30 +43,6 @@ def parts(step: Any, **options: Any) -> dict[str, Any]:
     return found
 
 
-def test_what_no_variable_holds_has_no_name() -> None:
-    class Step:
-        __slots__ = ("run",)
-
-        def __init__(self) -> None:
-            model = nn.Sequential(nn.Linear(4, 4))
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-            def run() -> None:
-                model(torch.ones(2, 4)).sum().backward()
-                optimizer.step()
-
-            self.run = run
-
-        def __call__(self) -> None:
-            self.run()
-
-    profile = perfnb.profile_step(Step(), **QUICK)
-
-    assert list(profile.layers.index[:1]) == ["Sequential"]
-    assert profile.meta["parts"]["models"] == []
-    assert profile.meta["parts"]["optimizers"] == []
-
-
 def test_a_name_given_with_a_model_is_no_variable() -> None:
     assert parts(lambda: net(IDS), model={"mine": net})["models"] == []
     assert parts(lambda: net(IDS), model={"net": net})["models"] == [{"name": "net", "called": True}]

@@ -158,7 +158,7 @@ def test_phases_of_code_that_no_hook_sees() -> None:
     # A compiled model has no hooks: its frames tell.
     marks = [(50, "backward", True), (70, "backward", False)]
     assert phases_of([sample(5), sample(15, module=True), sample(30), sample(60)], marks) == [
-        *("other", "forward", "loss", "backward"),
+        *("other", "forward", "loss", "backward")
     ]
 
 

@@ -334,40 +334,6 @@ def test_a_thread_that_outlives_the_profile_may_call_modules_all_the_time() -> N
     assert_adds_up(short(training_step(here, X)))
 
 
-@pytest.mark.slow
-def test_a_thread_may_be_in_a_module_from_before_the_profile_until_after_it() -> None:
-    here, held = nn.Linear(8, 8), Held()
-
-    with inside(held):
-        p = short(lambda: here(X).sum().backward(), memory=True)
-
-    assert rows(p) == ["here"]
-    assert_adds_up(p)
-
-
-@pytest.mark.slow
-def test_leaks_are_found_next_to_a_thread_that_is_in_a_module() -> None:
-    here, held, kept = nn.Linear(8, 8), Held(), []
-    calls = 0
-
-    def step() -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 20:  # after 15 steps, allocations are recorded
-            thread.start()
-            assert held.inside.wait(120)
-        kept.append(here(torch.randn(64, 8)))
-
-    thread = threading.Thread(target=held, args=(X,))
-    try:
-        leaks = perfnb.find_leaks(step, steps=15, warmup=0)
-    finally:
-        held.let_go.set()
-        thread.join(120)
-
-    assert "here" in leaks.survivors["layer"].dropna().tolist()  # the thread's own allocations have no layer
-
-
 @pytest.mark.deep
 @pytest.mark.parametrize(("use", "runs"), [("profile_step", 12), ("find_leaks", 4)])
 def test_whatever_other_threads_do_meanwhile_every_run_ends_well(use: str, runs: int) -> None:
