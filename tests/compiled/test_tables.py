@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,20 +14,18 @@ import pytest
 
 from perfnb.compiled.runs import region_runs
 from perfnb.compiled.tab import _happened, _lines, compiled_document, compiled_verdict
-from perfnb.compiled.tables import (
-    CompiledSummary,
-    compiled_kernel_table,
-    compiled_summary,
-    fused_ms,
-    region_table,
-)
+from perfnb.compiled.tables import CompiledSummary, compiled_kernel_table, compiled_summary, fused_ms, region_table
 from perfnb.recording.compiled_layers import CompiledCode, with_compiled_regions
+from perfnb.recording.raw_frames import frame_of_rows
 from perfnb.recording.recording import Recording
 from tests.recording.test_compiled_layers import BACK, SHARED, backward, net, region
 from tests.recordings import ByHand
+from tests.samples import texts
+from tests.samples.compiled import DOCUMENTS
 
 
-def two_steps(broke: str = "Call to print", work_us: Iterable[tuple[float, float, float]] = ()) -> Recording:
+@cache
+def two_steps(broke: str = "Call to print", work_us: tuple[tuple[float, float, float], ...] = ()) -> Recording:
     """Return steps of two regions, 20 µs apart, and of their backward passes, 10 µs apart.
 
     `work_us` are the launch, the begin and the end of each kernel on a GPU.
@@ -49,38 +48,22 @@ def two_steps(broke: str = "Call to print", work_us: Iterable[tuple[float, float
     return with_compiled_regions(hand.recording(), [SHARED, BACK], code)
 
 
-def runs() -> pd.DataFrame:
+def test_times_around_the_forward_and_the_backward_pass_of_each_region() -> None:
     recording = two_steps()
     assert recording.compiled is not None
-    return region_runs(recording, recording.compiled)
-
-
-def test_times_around_the_forward_pass_of_each_region() -> None:
-    found = runs()
+    found = region_runs(recording, recording.compiled)
     assert found["region"].tolist() == ["0/0", "1/0"] * 2
     assert found["step"].tolist() == [0, 0, 1, 1]
     assert found["group"].tolist() == [0, 1, 2, 3]
     assert found["has_graph"].all()
     us = found.drop(columns=["region", "step", "group", "has_graph", "start"]) / 1000
-    assert us["own_ns"].tolist() == [98] * 4
-    assert us["lookup_ns"].tolist() == [2] * 4
-    assert us["enter_ns"].tolist() == [10] * 4
-    assert us["kernel_ns"].tolist() == [60] * 4
-    assert us["head_ns"].tolist() == [20] * 4
-    assert us["tail_ns"].tolist() == [10] * 4
+    own = {"own": 98, "lookup": 2, "enter": 10, "kernel": 60, "head": 20, "tail": 10, "rest": 6}
+    back = {"back_kernel": 40, "back_head": 40, "back_tail": 40, "back_enter": 11}  # there is no library kernel
+    for name, expected in (own | back).items():
+        assert (name, us[f"{name}_ns"].tolist()) == (name, [expected] * 4)
     # Its graph ends 6 µs before the region, and the next one begins 22 µs after it, of which 2 are the lookup.
-    assert us["gap_ns"].tolist() == pytest.approx([28, np.nan] * 2, nan_ok=True)
-    assert us["rest_ns"].tolist() == [6] * 4
-    assert us["apart_ns"].tolist() == pytest.approx([20, np.nan] * 2, nan_ok=True)
-
-
-def test_times_around_the_backward_pass_of_each_region() -> None:
-    us = runs().filter(like="back_") / 1000
-    assert us["back_kernel_ns"].tolist() == [40] * 4
-    assert us["back_head_ns"].tolist() == [40] * 4  # there is no library kernel
-    assert us["back_tail_ns"].tolist() == [40] * 4
-    assert us["back_enter_ns"].tolist() == [11] * 4
-    assert us["back_gap_ns"].tolist() == pytest.approx([10, np.nan] * 2, nan_ok=True)
+    for name, between in {"gap": 28, "apart": 20, "back_gap": 10}.items():
+        assert us[f"{name}_ns"].tolist() == pytest.approx([between, np.nan] * 2, nan_ok=True)
 
 
 def test_a_nested_region_has_its_own_time_and_accumulation_is_no_gap() -> None:
@@ -151,6 +134,10 @@ def test_regions_have_their_times_per_step() -> None:
     assert table["gap_ms"].isna().tolist() == [False, True]
     assert table["broke"].isna().tolist() == [False, True]
     assert region_table(two_steps(broke=""))["gap_ms"].isna().all()
+    assert (record := (recording := two_steps()).compiled) is not None
+    uncalled = pd.concat([record.code, frame_of_rows("compiled_code", [CompiledCode("3/0", "run")])], ignore_index=True)
+    table = region_table(replace(recording, compiled=replace(record, code=uncalled)))
+    assert table.loc["3/0", ["calls", "ms", "gap_ms"]].isna().all()
 
 
 def test_kernels_have_their_times_layers_and_rates() -> None:
@@ -174,8 +161,8 @@ def test_kernels_have_their_times_layers_and_rates() -> None:
 
 
 def test_calls_that_only_launch_work_have_the_time_of_that_work() -> None:
-    inside = [(25, 400, 401), (47, 410, 413), (76.9, 420, 424), (1050, 1420, 1425)]
-    outside = [(12, 430, 431), (46.9, 440, 441), (77, 450, 451)]
+    inside = ((25, 400, 401), (47, 410, 413), (76.9, 420, 424), (1050, 1420, 1425))
+    outside = ((12, 430, 431), (46.9, 440, 441), (77, 450, 451))
     summary = compiled_summary(two_steps(work_us=inside + outside))
     assert summary is not None
     assert summary.on_gpu
@@ -277,6 +264,10 @@ def test_what_happened_to_a_region(broke: str | None, recompiled: str | None, sa
 )
 def test_the_first_line_of_a_kernel_stands_for_all(source: str, said: str) -> None:
     assert _lines(source) == said
+
+
+def test_the_documents_of_the_room(golden: Callable[[str, str], None]) -> None:
+    golden("samples.txt", texts(DOCUMENTS))
 
 
 def test_regions_come_first_if_one_broke_or_was_compiled_again() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 import perfnb
@@ -20,7 +19,7 @@ from perfnb.errors import BatchesExhaustedError, CaptureError
 from perfnb.step.cells import BATCH, Clause, batches_of, step_of
 from perfnb.step.data_waits import Intake, common_size, token_count
 from perfnb.step.loaders import Nameless, see_loaders
-from perfnb.step.steps import after_optimizer_steps
+from perfnb.step.steps import BatchSource, after_optimizer_steps
 from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -39,14 +38,6 @@ def fed(batches: Any, **options: Any) -> tuple[perfnb.Profile, list[Any]]:
 
 def dataset(count: int) -> TensorDataset:
     return TensorDataset(torch.arange(count).float()[:, None])
-
-
-def test_a_list_is_begun_again_when_it_ends() -> None:
-    p, seen = fed(["a", "b"])
-
-    assert seen == ["a", "b", "a", "b", "a"][: len(seen)]
-    assert p.steps["pass"].tolist() == ["warmup", "timed", "timed", "lead_in", "traced"]
-    assert len(seen) == 5
 
 
 def test_a_loader_is_begun_again_when_it_ends() -> None:
@@ -95,21 +86,24 @@ def test_a_callable_is_asked_for_a_new_iterable_at_each_start() -> None:
     assert made == 3
 
 
-def test_an_iterator_of_the_user_is_used_up_to_the_last_step_and_no_further() -> None:
-    iterator = iter(range(9))
+def test_a_list_is_begun_again_and_an_iterator_is_used_up_to_the_last_step_and_not_closed() -> None:
+    p, seen = fed(["a", "b"])
+    assert seen == ["a", "b", "a", "b", "a"]
+    assert p.steps["pass"].tolist() == ["warmup", "timed", "timed", "lead_in", "traced"]
 
-    _, seen = fed(iterator)
-
-    assert seen == [0, 1, 2, 3, 4]
-    assert list(iterator) == [5, 6, 7, 8]
-
-
-def test_a_generator_of_the_user_is_not_closed() -> None:
     generator = (number for number in range(9))
+    assert fed(generator)[1] == [0, 1, 2, 3, 4]
+    assert list(generator) == [5, 6, 7, 8]
 
-    fed(generator)
 
-    assert next(generator) == 5
+@pytest.mark.parametrize(
+    ("batches", "before", "again"),
+    [([1], False, True), (iter([1]), False, False), (lambda: [1], True, True), (lambda: iter([1]), True, True)],
+)
+def test_batches_start_again_unless_they_are_an_iterator(batches: Any, before: bool, again: bool) -> None:
+    source = BatchSource(batches)
+    assert source.starts_again == before
+    assert (source.next(), source.starts_again) == (1, again)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -170,23 +164,19 @@ def test_a_batch_that_contains_itself_does_not_hang() -> None:
     assert common_size(batch) == 3
 
 
-def test_dict_batches_reach_the_step_and_tell_their_size() -> None:
-    p, seen = fed([{"x": torch.ones(6, 2), "name": "a"}])
-
-    assert set(seen[0]) == {"x", "name"}
-    assert p.timing.batch_size == 6
-    assert "6" in str(p)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("batches", [["text"], None])
 def test_throughput_is_unknown_where_the_batch_size_is(batches: Any) -> None:
-    step: Callable[..., None] = lambda *batch: None  # noqa: E731
-    p = perfnb.profile_step(step, batches, warmup=0, steps=1, traced=1)
+    calls: list[Any] = []
+    passes = {"warmup": 0, "steps": 1, "traced": 1, "memory": False, "flops": False}
+    p = perfnb.profile_step(lambda *batch: calls.append(batch), batches, **passes)
 
     assert p.timing.batch_size is None
     assert p.timing.throughput_per_s is None
-    assert "samples" not in str(p)
+    if batches is None:
+        assert calls == [()] * len(p.steps)
+        assert (p.steps["data_ms"] == 0).all()
+        assert p.phases.loc["data", "ms"] == 0
 
 
 def test_throughput_of_batches_of_different_sizes_is_that_of_all_steps_together() -> None:
@@ -195,16 +185,6 @@ def test_throughput_of_batches_of_different_sizes_is_that_of_all_steps_together(
     wall = p.steps.loc[p.steps["pass"] == "timed", "wall_ms"]
     assert p.timing.batch_size is None
     assert p.timing.throughput_per_s == pytest.approx(6 / wall.sum() * 1e3)
-
-
-@pytest.mark.slow
-def test_without_batches_the_step_has_no_argument_and_no_wait() -> None:
-    calls: list[Tensor] = []
-    p = perfnb.profile_step(lambda: calls.append(torch.ones(1)), warmup=0, steps=1, traced=1)
-
-    assert (p.steps["data_ms"] == 0).all()
-    assert p.phases.loc["data", "ms"] == 0
-    assert len(calls) == len(p.steps)
 
 
 @pytest.mark.parametrize("wait_ns", [None, 0])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -15,7 +16,6 @@ from torch import nn
 
 import perfnb
 from perfnb.errors import CaptureError
-from perfnb.profile.report import report_document
 from perfnb.step.budget import FEWEST_TIMED, MOST_TIMED, MOST_WARMUP, Plan, require_passing_time
 from perfnb.step.ceilings import measure_ceilings
 from tests.fake_clock import FakeClock
@@ -79,7 +79,11 @@ def test_timed_steps_follow_the_spread_of_the_warm_up() -> None:
     assert plan.timed_steps(uneven) == MOST_TIMED
     slightly = [9.6, 10.4] * 10  # a spread of 0.0593: 53.05 steps
     assert plan.timed_steps(slightly) == 54
-    assert Plan(steps=7).timed_steps(uneven) == 7
+    assert plan.timed_steps([0.0] * 20) == FEWEST_TIMED  # the clock stood still
+    # Most of these are equal: the quartiles are 10 and 10.4, a spread of 0.0297.
+    assert plan.timed_steps([10.0] * 13 + [10.4] * 7) == FEWEST_TIMED
+    assert plan.timed_steps([9.0] * 4 + [10.0] * 10 + [11.0] * 6) == 83
+    assert Plan(steps=np.int64(7)).timed_steps(uneven) == 7  # a number of numpy's is a number
 
 
 def test_timing_ends_when_what_is_left_is_needed_for_the_other_passes() -> None:
@@ -212,33 +216,6 @@ def test_of_a_long_step_most_runs_are_timed(clock: FakeClock, nothing_left: None
     assert "The budget of 30 s ended the timed pass after 6 steps" in text
 
 
-@pytest.mark.slow
-def test_too_few_timed_steps_are_said_in_the_headline_and_no_verdict_is_sure(
-    clock: FakeClock, nothing_left: None
-) -> None:
-    layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
-    batch = torch.ones(64, 64)
-
-    def step() -> None:
-        layers(batch)
-        clock.pass_exactly(8000)
-
-    p = perfnb.profile_step(step, budget_s=30)
-
-    few = p.timing.steps
-    assert p.timing.ci_ms is None
-    assert few == 1
-    for shown in (str(p), p._repr_mimebundle_()["text/html"]):
-        assert "1 timed step: too few for a 95 % interval" in " ".join(shown.split())
-    assert report_document(p._summary).figures[0].basis == "1 timed step: too few for a 95 % interval"
-    assert set(p.findings.loc[p.findings["bound_ms"].notna(), "confidence"]) <= {"low"}
-    assert p._summary.findings is not None
-    why = p._summary.findings.verdict.why
-    assert "1 timed step is too few for a 95 % interval." in why
-    assert why.count("Low confidence: ") == 1
-    assert "medium confidence" not in str(p)
-
-
 @given(
     warmup=st.none() | st.integers(0, 300),
     steps=st.none() | st.integers(1, 300),
@@ -264,49 +241,11 @@ def test_no_plan_spends_more_than_its_budget_and_a_step_of_each_pass(
     assert spent + (count + lead_in) * step_s <= max(budget_s, 0) + 3 * step_s + 1e-6
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("clock")
-def test_a_slow_step_runs_only_a_handful_of_times_and_the_profile_says_so(nothing_left: None) -> None:
-    p = perfnb.profile_step(lambda: time.sleep(0.5), budget_s=2)
-
-    executed = p.steps["pass"].value_counts()
-    assert len(p.steps) <= 6
-    assert executed["timed"] >= 1
-    assert executed["traced"] >= 1
-    text = " ".join(str(p).split())
-    assert f"ran {len(p.steps)} times" in text
-    assert "The budget of 2 s ended the timed pass after 1 step. Raise it with budget_s or --budget." in text
-    assert f"Because of the budget, only {executed['traced']} step" in text
-
-
-@pytest.mark.slow
-def test_explicit_numbers_of_steps_are_honoured(nothing_left: None) -> None:
-    p = perfnb.profile_step(lambda: None, warmup=4, steps=9, traced=2)
-
-    executed = p.steps["pass"].value_counts()
-    assert executed[["warmup", "timed", "lead_in", "traced", "counted"]].tolist() == [4, 9, 2, 2, 2]
-    assert p.timing.steps == 9
-    assert p.timing.ci_ms is not None
-    assert p.meta["options"]["steps"] == 9
-
-
-@pytest.mark.slow
-def test_a_step_of_no_length_runs_between_20_and_200_times(nothing_left: None) -> None:
-    p = perfnb.profile_step(lambda: None, budget_s=5)
-
-    assert FEWEST_TIMED <= p.timing.steps <= MOST_TIMED
-    assert (p.steps["pass"] == "warmup").sum() >= 6
-
-
 def test_an_automatic_warm_up_ends_after_so_many_steps_steady_or_not() -> None:
     rising = [1] * (MOST_WARMUP - 20) + list(range(1, 21))
 
     assert Plan().goes_on_warming(rising[1:], spent_s=0, gpu=False)
     assert not Plan().goes_on_warming(rising, spent_s=0, gpu=False)
-
-
-def test_as_many_steps_are_timed_as_without_a_warm_up_where_the_clock_stood_still_in_it() -> None:
-    assert Plan().timed_steps([0] * 20) == FEWEST_TIMED
 
 
 MODEL, BATCH = nn.Linear(4, 4), torch.ones(2, 4)
@@ -357,14 +296,3 @@ def test_ceilings_are_not_known_where_the_clock_stands_still(monkeypatch: pytest
     monkeypatch.setattr(time, "perf_counter", lambda: 5.0)
 
     assert measure_ceilings(["float32"], "cpu", refresh=True)["flops_per_s"] == {}
-
-
-def test_after_the_first_step_a_budget_that_is_too_short_is_told() -> None:
-    told = Plan(budget_s=10).why_longer(12.0, 12.0)
-
-    assert told == (
-        "a step takes 12.0 s: the remaining passes (timed, traced, memory, FLOPs) need at least one step each, about "
-        "48.0 s in total, which exceeds the budget of 10 s"
-    )
-    assert Plan(budget_s=10).why_longer(1.0, 1.0) is None
-    assert "(timed, traced)" in str(Plan(budget_s=10, memory=False, flops=False).why_longer(6.0, 6.0))

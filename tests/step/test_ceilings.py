@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,16 +47,31 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_product_and_a_copy_are_measured_and_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ceilings, "_TURN_S", 0.01)
-    first = measure_ceilings(["float32", "bfloat16", "int64", "float32"])
+def test_measured_ceilings_are_kept_and_the_users_settings_and_random_numbers_stay(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ceilings, "_TURN_S", 0.002)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    torch.set_default_dtype(torch.float64)
+    try:
+        before = (torch.get_num_threads(), torch.is_grad_enabled())
+        with torch.autocast("cpu", torch.bfloat16):
+            first = measure_ceilings(["float32", "int64", "float32"])
+            assert torch.is_autocast_enabled("cpu")
+        assert (torch.get_num_threads(), torch.is_grad_enabled()) == before
+        assert torch.get_default_dtype() is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(torch.rand(3), expected)
 
-    assert list(first["flops_per_s"]) == ["float32", "bfloat16"]  # integers have no ceiling of their own
+    assert list(first["flops_per_s"]) == ["float32"]  # integers have no ceiling of their own
     assert all(math.isfinite(rate) and rate > 0 for rate in [*first["flops_per_s"].values(), first["bytes_per_s"]])
     assert first["threads"] == torch.get_num_threads()
     assert json.loads(json.dumps(first)) == first
     monkeypatch.setattr(ceilings, "_measure", lambda wanted: pytest.fail("measured again") if wanted else {})
-    assert measure_ceilings(["float32", "bfloat16"]) == first
+    assert measure_ceilings(["float32"]) == first
     assert os.listdir(folder) == ["ceilings.json"]
 
 
@@ -218,6 +234,17 @@ def test_rates_that_are_not_known_are_left_out_if_only_known_ones_are_wanted(rat
     assert (only["flops_per_s"], only["bytes_per_s"], rates) == ({"float32": 1e9}, 1e9, [5e9])
 
 
+def test_settings_that_make_products_less_exact_are_other_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    matmul = SimpleNamespace(fp32_precision="none", allow_tf32=True, allow_bf16_reduced_precision_reduction=False)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", matmul)
+    cuda, usual = torch.device("cuda"), torch.get_float32_matmul_precision()
+    assert ceilings._precision(cuda, "float32") == f"allow_tf32=True,{usual}"
+    assert [ceilings._precision(cuda, dtype) for dtype in ("bfloat16", "float16", "float64")] == ["exact"] * 3
+    matmul.fp32_precision, matmul.allow_tf32, matmul.allow_bf16_reduced_precision_reduction = "tf32", False, True
+    assert ceilings._precision(cuda, "float32") == f"fp32_precision=tf32,{usual}"
+    assert ceilings._precision(cuda, "bfloat16") == "allow_bf16_reduced_precision_reduction=True"
+
+
 def test_settings_of_precision_that_torch_does_not_tell_are_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     def mixed() -> str:
         raise RuntimeError("both APIs")
@@ -316,25 +343,6 @@ def test_machines_do_not_overwrite_each_other(folder: Path) -> None:
     assert kept("one") == {"bytes_per_s": Rate(1.0, "then"), "flops_per_s": Rate(3.0, "later")}
     assert kept("other") == {"bytes_per_s": Rate(2.0, "then", 1.0)}
     assert kept("third") == {}
-
-
-@pytest.mark.slow
-def test_the_users_settings_and_random_numbers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ceilings, "_TURN_S", 0.005)
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    torch.set_default_dtype(torch.float64)
-    try:
-        before = (torch.get_num_threads(), torch.is_grad_enabled())
-        with torch.autocast("cpu", torch.bfloat16):
-            measure_ceilings(["float32", "float64"])
-            assert torch.is_autocast_enabled("cpu")
-        assert (torch.get_num_threads(), torch.is_grad_enabled()) == before
-        assert torch.get_default_dtype() is torch.float64
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert torch.equal(torch.rand(3), expected)
 
 
 def test_no_memory_or_no_such_product_leaves_the_ceiling_out(monkeypatch: pytest.MonkeyPatch) -> None:

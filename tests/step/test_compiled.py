@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import operator
-import re
 import subprocess
 import sys
 import time
@@ -26,7 +24,6 @@ from perfnb.recording.compiled_layers import CompiledCode
 from perfnb.step import compiler
 from perfnb.step.memory import storages
 from tests.step.models import three_linears, training_step
-from tests.step.timed import traced_ms
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_left"),
@@ -65,21 +62,19 @@ def profile_without_recompiling(step: Callable[[], object]) -> perfnb.Profile:
 
 @pytest.mark.slow
 def test_a_compiled_model_is_one_layer_whose_layers_are_unknown() -> None:
-    model = three_linears()
-    compiled = torch.compile(model, backend="aot_eager")
+    model = nn.Sequential(nn.Linear(8, 8), torch.compile(three_linears(), backend="aot_eager"))
 
-    p = profile_of(training_step(compiled, torch.randn(4, 8)))
+    p = profile_of(training_step(model, torch.randn(4, 8)))
 
     layers = p.layers[~p.layers.index.str.startswith("(")]
-    assert layers.index.tolist() == ["model", "model.0", "model.1", "model.2"]
-    assert layers.loc["model", "module"] == "Sequential"
-    assert layers.loc["model", "calls"] == 1
-    assert layers.loc["model", "forward_ms"] > 0
-    assert layers.loc["model", "backward_ms"] > 0
-    inner = layers.loc[["model.0", "model.1", "model.2"]]
+    assert layers.index.tolist() == ["model", "model.0", "model.1", "model.1.0", "model.1.1", "model.1.2"]
+    assert layers["calls"].dropna().to_dict() == {"model": 1, "model.0": 1, "model.1": 1}
+    assert layers.loc["model.1", "module"] == "Sequential"
+    assert (layers.loc["model.1", ["forward_ms", "backward_ms"]] > 0).all()
+    inner = layers.loc[["model.1.0", "model.1.1", "model.1.2"]]
     assert inner[["calls", "forward_ms", "backward_ms", "total_ms", "self_ms", "share", "ops"]].isna().all(axis=None)
     assert inner["parameters"].tolist() == [72, 0, 72]
-    assert f"torch.compile hides the layers inside model: {_WHY_HIDDEN}" in _text(p)
+    assert f"torch.compile hides the layers inside model.1: {_WHY_HIDDEN}" in _text(p)
     total = p.phases.loc[["forward", "backward"], "ms"].sum()
     assert p.layers["self_ms"].sum() == pytest.approx(total, rel=1e-4)
 
@@ -91,19 +86,6 @@ def test_no_address_is_asked_of_a_fake_tensor() -> None:
     assert [list(storages(fake)) for fake in fakes] == [[], []]  # a warning of torch's would be an error here
     ((address, size, device),) = storages(torch.ones(3))
     assert (address > 0, size, device) == (True, 12, "cpu")
-
-
-@pytest.mark.slow
-def test_the_layers_around_a_compiled_one_are_seen() -> None:
-    inner = torch.compile(three_linears(), backend="aot_eager")
-    model = nn.Sequential(nn.Linear(8, 8), inner)
-
-    p = profile_of(training_step(model, torch.randn(4, 8)))
-
-    layers = p.layers[~p.layers.index.str.startswith("(")]
-    assert layers["calls"].dropna().to_dict() == {"model": 1, "model.0": 1, "model.1": 1}
-    assert layers.index.tolist() == ["model", "model.0", "model.1", "model.1.0", "model.1.1", "model.1.2"]
-    assert f"torch.compile hides the layers inside model.1: {_WHY_HIDDEN}" in _text(p)
 
 
 class Residual(nn.Module):
@@ -150,21 +132,6 @@ def check_layers(p: perfnb.Profile, root: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_compiled_in_place_is_one_layer_too() -> None:
-    model = Residual()
-    model.compile(backend="aot_eager")
-    compiled = model._compiled_call_impl
-
-    p = profile_of(training_step(model, torch.randn(4, 16)))
-
-    assert p.layers.loc["model", "calls"] == 1
-    assert p.layers.loc["model", ["forward_ms", "backward_ms"]].gt(0).all()
-    assert p.layers.loc["model.up", ["calls", "total_ms"]].isna().all()
-    assert model._compiled_call_impl is compiled
-    assert p.phases["ms"].sum() == pytest.approx(traced_ms(p))
-
-
-@pytest.mark.slow
 def test_what_runs_uncompiled_inside_a_model_compiled_in_place_is_seen_and_nothing_is_compiled_again() -> None:
     class Breaks(nn.Module):
         def __init__(self) -> None:
@@ -192,44 +159,6 @@ def test_what_runs_uncompiled_inside_a_model_compiled_in_place_is_seen_and_nothi
     assert {name: dict(vars(module)) for name, module in model.named_modules()} == before
 
 
-@pytest.mark.slow
-def test_layers_of_torch_that_a_model_compiled_in_place_calls_uncompiled_are_seen() -> None:
-    # torch leaves the forward of its own containers alone, so that only the block is compiled.
-    model = nn.Sequential(Residual(), nn.Linear(16, 4))
-    model.compile(backend="aot_eager")
-    step = training_step(model, torch.randn(8, 16))
-    p = profile_without_recompiling(step)
-
-    assert len(p.compiled_regions) == 1
-    assert p.layers.loc[["model", "model.0", "model.1"], "calls"].tolist() == [1, 1, 1]
-    assert p.layers.loc[["model.0.norm", "model.0.up"], "calls"].isna().all()
-
-
-@pytest.mark.slow
-def test_a_copy_that_the_step_makes_of_a_module_in_a_model_compiled_in_place_is_a_copy() -> None:
-    class Own(nn.Linear):
-        def __getstate__(self) -> dict[str, Any]:
-            return dict(vars(self))
-
-    model = nn.Sequential(Own(4, 4), nn.Linear(4, 4))
-    model.compile(backend="eager")
-    copies: list[Any] = []
-    x = torch.ones(2, 4)
-
-    def step() -> None:
-        copies.append(copy.deepcopy(model))
-        model(x).sum().backward()
-
-    profile_of(step)
-
-    for made in copies:
-        for layer in made:
-            nn.init.zeros_(layer.weight)
-            nn.init.zeros_(layer.bias)
-            assert layer(x).abs().sum() == 0
-        assert made(x).abs().sum() == 0
-
-
 @pytest.fixture
 def compiled_for_profiling() -> Iterator[None]:
     """Whatever is compiled tells its layers; afterwards torch's settings are restored."""
@@ -252,10 +181,8 @@ def compiled_for_profiling() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled_for_profiling")
 def test_the_layers_of_a_compiled_model_its_blocks_and_a_function_are_seen() -> None:
-    x = torch.randn(8, 16)
     model = network()
-    compiled = torch.compile(model)
-    p = profile_of(training_step(compiled, x))
+    p = profile_of(training_step(torch.compile(model), torch.randn(8, 16)))
     check_layers(p, "model")
     regions = p.compiled_regions
     assert len(regions) == 1
@@ -263,72 +190,6 @@ def test_the_layers_of_a_compiled_model_its_blocks_and_a_function_are_seen() -> 
     assert regions["compile_s"].gt(0).all()
     assert regions[["broke", "recompiled"]].isna().all(axis=None)
     assert regions["ms"].iloc[0] == pytest.approx(regions[["kernel_ms", "overhead_ms"]].iloc[0].sum())
-
-    # What was compiled keeps telling its layers when the settings are over.
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-
-    def again() -> None:
-        optimizer.zero_grad()
-        compiled(x).square().mean().backward()
-        optimizer.step()
-
-    check_layers(profile_of(again), "compiled")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiled_for_profiling")
-def test_a_graph_break_and_a_recompilation_are_found_with_line_and_guard() -> None:
-    class Breaks(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
-
-        def forward(self, x: torch.Tensor, times: int) -> torch.Tensor:
-            hidden = self.first(x) * times
-            torch._dynamo.graph_break()
-            result: torch.Tensor = self.second(hidden).relu()
-            return result
-
-    model, x = Breaks(), torch.randn(8, 16)
-    compiled = torch.compile(model)
-    calls = 0
-
-    def step() -> None:
-        nonlocal calls
-        calls += 1
-        compiled(x, 2 if calls == 1 else 3).sum().backward()
-
-    p = profile_of(step)
-
-    line = Breaks.forward.__code__.co_firstlineno + 2
-    broken = p.compiled_regions.dropna(subset="broke")
-    assert broken["broke_at"].str.endswith(f"test_compiled.py:{line}").all()
-    assert broken["gap_ms"].gt(0).all()
-    again = broken["recompiled"].dropna()  # the first version ran in no traced step, and compiled for the first time
-    assert again.index.tolist() == ["0/1"]
-    assert again.str.contains("times == 2").all()
-    assert p.layers.loc[["compiled.first", "compiled.second"], "forward_ms"].gt(0).all()
-    text = " ".join(str(p).split())
-    assert "Graphs break once" in text
-    assert "Recompiled because a guard failed" in text
-
-
-@pytest.mark.slow
-def test_breaks_of_code_that_was_compiled_before_are_told_apart_by_their_lines() -> None:
-    class Breaks(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = x.sin()
-            torch._dynamo.graph_break()
-            x = x * x.sum().item()
-            return x.cos()
-
-    model, x = torch.compile(Breaks(), backend="eager"), torch.randn(8, 16)
-    line = Breaks.forward.__code__.co_firstlineno
-
-    p = profile_without_recompiling(lambda: model(x))
-
-    regions = p.compiled_regions.sort_values("line")
-    assert regions["broke_at"].fillna("").str.rpartition(":")[2].tolist() == [str(line + 2), str(line + 3), ""]
 
 
 @pytest.mark.slow
@@ -521,10 +382,6 @@ def test_a_break_belongs_to_the_function_around_it_and_to_the_region_that_it_end
     ]
 
 
-def node_of(target: Any, name: str = "n", **meta: Any) -> SimpleNamespace:
-    return SimpleNamespace(target=target, name=name, meta=meta)
-
-
 def graph_by_hand() -> torch.fx.GraphModule:
     """Return the graph of ``relu(bias + x @ w)`` for two rows, with its transposed view and a part of a pair."""
     graph, aten = torch.fx.Graph(), torch.ops.aten
@@ -557,17 +414,7 @@ def test_the_operations_of_a_graph_have_their_modules_inputs_sizes_flops_and_lin
         ("w", "", (), (), 4 * 15, 0, None, False, False),
         ("bias", "", (), (), 4 * 5, 0, None, False, False),
         ("addmm_default", "aten::addmm", own, ("bias", "x", "w"), 4 * 10, 2 * 2 * 3 * 5, place, False, False),
-        (
-            "relu_default",
-            "aten::relu",
-            around,
-            ("addmm_default",),
-            4 * 10,
-            10,
-            None,
-            False,
-            False,
-        ),  # one per element
+        ("relu_default", "aten::relu", around, ("addmm_default",), 4 * 10, 10, None, False, False),  # one per element
         ("t_default", "aten::t", (), ("relu_default",), 4 * 10, 0, None, True, True),
         ("min_1", "min", (), ("w", "bias"), 4 * 5, 15, None, False, False),  # the input is larger
         ("getitem", "getitem", (), ("min_1",), 4 * 4, 0, None, True, True),
@@ -766,11 +613,7 @@ GUARDED = "+- DICT_LENGTH: not L['self']._global_forward_hooks"
     ],
 )
 def test_a_model_runs_without_hooks_if_its_code_is_whole_and_guarded(
-    guard: str,
-    names: tuple[str, ...],
-    broke: tuple[str, str, int] | None,
-    whole: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    guard: str, names: tuple[str, ...], broke: tuple[str, str, int] | None, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space: dict[str, Any] = {}
     exec(compile("def forward(self, x):\n    return x", "model.py", "exec"), space)
@@ -806,21 +649,6 @@ def test_objects_that_the_interpreter_froze_hide_nothing(
 
 
 @pytest.mark.slow
-def test_a_compilation_in_the_traced_steps_is_named() -> None:
-    compiled, calls = torch.compile(Residual(), backend="aot_eager"), 0
-
-    def step() -> None:
-        nonlocal calls
-        calls += 1
-        compiled(torch.ones(4, 16, requires_grad=calls == 5)).sum().backward()
-
-    p = profile_of(step)  # two to warm up, one timed, a first one of the tracer's, and two traced ones
-
-    assert "torch.compile compiled forward (test_compiled.py:" in p._summary.findings.verdict.why
-    assert "traced steps, so these show the compiler at work" in p._summary.findings.verdict.why
-
-
-@pytest.mark.slow
 def test_recompilations_by_a_python_number_that_changes_are_found_with_their_guard() -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:
@@ -842,155 +670,6 @@ def test_recompilations_by_a_python_number_that_changes_are_found_with_their_gua
     assert "self.calls == " in found["evidence"]
     assert "in a tensor" in found["advice"]
     assert 0 < found["bound_ms"] <= p.steps.loc[p.steps["pass"] == "timed", "wall_ms"].mean()
-
-
-def test_a_step_that_compiles_nothing_has_no_compilations() -> None:
-    p = perfnb.profile_step(lambda: torch.ones(3).sum(), warmup=1, steps=1, traced=1, memory=False, stacks=False)
-
-    assert "compilations" not in p.meta
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiled_for_profiling")
-def test_kernels_of_code_for_any_batch_size_have_the_flops_of_the_batch_that_it_was_compiled_for() -> None:
-    compiled = torch.compile(nn.Sequential(nn.Linear(16, 32), nn.GELU()), dynamic=True)
-    x = torch.randn(64, 16)
-
-    p = profile_of(lambda: compiled(x).sum().backward())
-
-    products = p.compiled[p.compiled["kernel"].str.startswith("extern_kernels.")]
-    assert set(products["direction"]) == {"forward", "backward"}
-    assert (products["flops"] == 2 * 64 * 16 * 32).all()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(torch.compiler, "nested_compile_region"), reason="needs a newer torch")
-@pytest.mark.usefixtures("compiled_for_profiling")
-def test_a_graph_whose_layers_share_a_nested_region_is_one_layer() -> None:
-    class Repeats(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.alike, self.last = nn.Linear(16, 16), nn.ModuleList(), nn.Linear(16, 4)
-            self.alike.extend(nn.Linear(16, 16) for _ in range(2))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.first(x)
-            for layer in self.alike:
-                x = region(layer, x)
-            result: torch.Tensor = self.last(x)
-            return result
-
-    @torch.compiler.nested_compile_region  # type: ignore[untyped-decorator]
-    def region(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = layer(x).relu()
-        return result
-
-    compiled = torch.compile(Repeats())
-    x = torch.randn(8, 16)
-
-    p = profile_of(lambda: compiled(x).sum().backward())
-
-    assert p.layers.loc["compiled", ["forward_ms", "backward_ms"]].gt(0).all()
-    assert p.layers.loc[["compiled.first", "compiled.alike.0", "compiled.alike.1"], "forward_ms"].isna().all()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiled_for_profiling")
-def test_graphs_that_differ_only_in_the_names_of_their_modules_are_not_taken_for_each_other() -> None:
-    """Their kernels are the same, so torch's cache would return the first graph for the second."""
-
-    class Pair(nn.Module):
-        def __init__(self, first: str, second: str) -> None:
-            super().__init__()
-            self.names = first, second
-            for name in self.names:
-                self.add_module(name, nn.Linear(24, 24))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for name in self.names:
-                x = self.get_submodule(name)(x).relu()
-            return x
-
-    def layers_in_order(*names: str) -> list[str]:
-        torch._dynamo.reset()
-        compiled, x = torch.compile(Pair(*names)), torch.randn(8, 24)
-        with perfnb.compile_for_profiling():
-            compiled(x).sum().backward()
-        p = profile_of(lambda: compiled(x).sum().backward())
-        record = p._recording.compiled
-        assert record is not None
-        return list(dict.fromkeys(p._recording.modules["name"].to_numpy()[record.shares["layer"]]))
-
-    assert layers_in_order("a", "b") == ["compiled.a", "compiled.b"]
-    assert layers_in_order("b", "a") == ["compiled.b", "compiled.a"]
-
-
-@pytest.mark.slow
-def test_a_model_runs_without_hooks_if_they_would_make_torch_compile_it_again_and_no_graph_breaks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The tested torch compiles no model again for hooks, so every guard is taken for such a one."""
-    from torch.nn.modules.module import _global_forward_hooks
-
-    seen: list[int] = []
-
-    def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
-        @torch.compiler.disable
-        def run(*args: Any) -> Any:
-            seen.append(len(_global_forward_hooks))
-            return graph.forward(*args)
-
-        return run
-
-    class Breaks(nn.Module):
-        def __init__(self, last: bool) -> None:
-            super().__init__()
-            self.first, self.between, self.last = nn.Linear(8, 8), nn.Linear(8, 8), last
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if self.last:
-                return self.uncompiled(self.first(x))
-            return self.uncompiled(self.first(x)).relu()
-
-        @torch.compiler.disable  # type: ignore[untyped-decorator]
-        def uncompiled(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.between(x)
-            return result
-
-    class Whole(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(8, 8)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.first(x)
-            return result
-
-    def profiled(
-        model: nn.Module, profile: Callable[..., perfnb.Profile] = profile_without_recompiling
-    ) -> perfnb.Profile:
-        torch._dynamo.reset()
-        compiled, x = torch.compile(model, backend=backend), torch.randn(4, 8)
-        before = dict(vars(compiled))
-        compiled(x)
-        seen.clear()
-        p = profile(lambda: compiled(x).sum().backward())
-        assert vars(compiled) == before
-        assert p.layers.loc["compiled", "calls"] == 1
-        return p
-
-    if torch.__version__ >= "2.13":
-        profiled(three_linears())
-        assert set(seen) == {0, 1}
-    monkeypatch.setattr(compiler, "_HOOK_GUARD", re.compile("GuardManager"))
-    for whole, first in ((three_linears(), "compiled.0"), (Whole(), "compiled.first")):
-        p = profiled(whole)
-        assert set(seen) == {0}
-        assert p.layers.loc[first, "forward_flops"] > 0  # counted in a step without compiled code
-    for last in (False, True):
-        p = profiled(Breaks(last), profile_of)
-        assert 1 in seen
-        assert p.layers.loc["compiled.between", "calls"] == 1
 
 
 def test_the_line_of_an_operation_is_the_users_even_if_torch_was_called_through_a_mode() -> None:

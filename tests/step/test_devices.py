@@ -46,34 +46,29 @@ def median_ms(step: Any) -> float:
     return float(profile.timing.median_ms)
 
 
-def test_a_step_that_returns_before_its_work_is_done_is_timed_to_the_end_of_the_work(device: FakeDevice) -> None:
+@pytest.mark.parametrize(
+    ("devices", "lacks", "work"),
+    [
+        (1, "", [(WORK_MS, 0, 0)]),  # the step returns before its work is done
+        (1, "Event", [(WORK_MS, 0, 0)]),
+        (1, "", [(HOST_MS, 0, 0), (WORK_MS, 0, 1)]),  # on a stream that events do not see
+        (3, "", [(HOST_MS, 0, 0), (WORK_MS, 2, 0)]),
+    ],
+)
+def test_a_step_is_timed_to_the_end_of_all_of_its_work(
+    devices: int, lacks: str, work: list[tuple[float, int, int]], device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device.devices = devices
+    if lacks:
+        monkeypatch.delattr(FakeDevice, lacks)
+
     def step() -> None:
-        device.launch(WORK_MS)
+        for ms, index, stream in work:
+            device.launch(ms, device=index, stream=stream)
         device.clock.pass_exactly(HOST_MS)
 
     assert median_ms(step) == pytest.approx(WORK_MS, rel=0.01)
-
-
-def test_so_it_is_on_a_device_without_events(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(FakeDevice, "Event")
-
-    def step() -> None:
-        device.launch(WORK_MS)
-        device.clock.pass_exactly(HOST_MS)
-
-    assert median_ms(step) == pytest.approx(WORK_MS, rel=0.01)
-
-
-def test_all_devices_of_a_process_are_waited_for(device: FakeDevice) -> None:
-    device.devices = 3
-
-    def step() -> None:
-        device.launch(HOST_MS, device=0)
-        device.launch(WORK_MS, device=2)
-        device.clock.pass_exactly(HOST_MS)
-
-    assert median_ms(step) == pytest.approx(WORK_MS, rel=0.01)
-    assert set(device.waits) == {0, 2}, "device 1 holds nothing"
+    assert set(device.waits) == {index for _, index, _ in work}, "device 1 holds nothing"
 
 
 def test_a_device_in_use_that_is_not_the_current_one_is_timed_by_its_own_events(device: FakeDevice) -> None:
@@ -178,6 +173,7 @@ print(device_activities() == [torch.profiler.ProfilerActivity.PrivateUse1])
 """
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_a_backend_that_registered_itself_has_a_name_of_its_own() -> None:
     """In a process of its own: a backend is named once and for all."""
@@ -185,15 +181,6 @@ def test_a_backend_that_registered_itself_has_a_name_of_its_own() -> None:
         [sys.executable, "-c", _REGISTERED], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120
     )
     assert done.stdout.splitlines()[-2:] == ["30 ['Stand-in 0']", "True"], done.stderr
-
-
-def test_work_on_a_stream_that_events_do_not_see_counts(device: FakeDevice) -> None:
-    def step() -> None:
-        device.launch(HOST_MS)
-        device.launch(WORK_MS, stream=1)
-        device.clock.pass_exactly(HOST_MS)
-
-    assert median_ms(step) == pytest.approx(WORK_MS, rel=0.01)
 
 
 def test_work_of_one_step_does_not_burden_the_other(device: FakeDevice) -> None:

@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ import perfnb
 from perfnb.errors import NestedProfilerError
 from perfnb.step.layers import Calls
 from perfnb.step.pass_order import spans_of
+from perfnb.step.tracer import exclusive
 from tests.step.timed import traced_ms
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -33,13 +33,8 @@ class Sleepy(nn.Linear):
 
 
 def short(step: Any, batches: Any = None, **options: Any) -> perfnb.Profile:
-    p = perfnb.profile_step(step, batches, warmup=1, steps=1, traced=2, **options)
-    assert str(p)  # asks every rule and fills every table, whatever the test looks at
-    return p
-
-
-def words(p: perfnb.Profile) -> str:
-    return " ".join(str(p).split())
+    passes = {"warmup": 1, "steps": 1, "traced": 2, "memory": False, "flops": False}
+    return perfnb.profile_step(step, batches, **passes, **options)
 
 
 @pytest.mark.slow
@@ -54,43 +49,12 @@ def test_forward_stays_forward_when_only_some_models_are_chosen() -> None:
     assert p.layers.forward_ms["(unattributed)"] >= SLEEP_MS
 
 
-@pytest.mark.slow
-def test_chosen_models_that_are_not_called_are_said_to_be_so() -> None:
-    model, idle = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    p = short(lambda: model(X), model=idle)
-
-    assert "the step did not call any of the chosen models" in words(p)
-
-
 def test_layers_called_only_on_other_threads_have_spans_that_the_trace_lacks() -> None:
     model, calls = nn.Linear(8, 8), Calls()
     calls.elsewhere[id(model)] = weakref.ref(model)
 
     assert spans_of(calls, {id(model): 3}) == [(0, 3, False)]
     assert spans_of(calls, {}) == []  # not one of the chosen models
-
-
-@pytest.mark.slow
-def test_layers_called_in_threads_of_the_step_are_not_shown_as_taking_no_time() -> None:
-    class Threads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.aside = nn.Linear(8, 8)
-            self.here = nn.Linear(8, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            thread = threading.Thread(target=self.aside, args=(x,))
-            thread.start()
-            thread.join()
-            return self.here(x)
-
-    model = Threads()
-    p = short(lambda: model(X))
-
-    assert p.layers.loc["model.aside", ["calls", "forward_ms", "total_ms"]].isna().all()
-    assert p.layers.calls["model.here"] == 1
-    assert "does not record: model.aside." in words(p)
 
 
 @pytest.mark.slow
@@ -103,7 +67,7 @@ def test_layers_inside_torchscript_are_unknown() -> None:
 
     assert p.layers.calls["script"] == 1
     assert p.layers.loc[["script.0", "script.1"], "total_ms"].isna().all()
-    assert "TorchScript" in words(p)
+    assert "TorchScript" in str(p)
 
 
 @pytest.mark.slow
@@ -129,8 +93,8 @@ def test_an_optimizer_that_a_hook_runs_in_the_backward_pass_is_the_optimizer() -
 def test_a_profiler_that_warms_up_or_runs_in_another_thread_is_refused() -> None:
     schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
     with torch.profiler.profile(schedule=schedule) as outer:
-        with pytest.raises(NestedProfilerError, match="already running"):
-            short(lambda: None)
+        with pytest.raises(NestedProfilerError, match="already running"), exclusive():
+            pytest.fail("a capture began")
         outer.step()
         torch.ones(3) + 1
         outer.step()
@@ -146,13 +110,10 @@ def test_a_profiler_that_warms_up_or_runs_in_another_thread_is_refused() -> None
     thread = threading.Thread(target=other)
     thread.start()
     running.wait(20)
-    try:
-        with pytest.raises(NestedProfilerError, match="already running"):
-            short(lambda: None)
-    finally:
-        done.set()
-        thread.join()
-    assert short(lambda: X + 1).phases.ms.sum() > 0
+    with pytest.raises(NestedProfilerError, match="already running"), exclusive():
+        pytest.fail("a capture began")
+    done.set()
+    thread.join()
 
 
 class Odd:
@@ -181,15 +142,7 @@ def test_an_odd_batch_or_variable_costs_no_profile() -> None:
 
     assert p.timing.batch_size is None
     assert "model" in p.layers.index
-
-
-@pytest.mark.slow
-def test_traced_steps_that_disagree_are_reported() -> None:
-    calls = iter(range(100))
-
-    p = perfnb.profile_step(lambda: time.sleep(0.5 if next(calls) == 4 else 0.001), warmup=1, steps=1, traced=3)
-
-    assert "These times disagree" in words(p)
+    assert str(p)
 
 
 @pytest.mark.parametrize("step", [3, None])
@@ -203,11 +156,6 @@ def test_a_step_that_would_not_run_is_refused() -> None:
 
     with pytest.raises(TypeError, match="coroutine"):
         short(step)
-
-
-@pytest.mark.slow
-def test_numbers_of_numpy_are_numbers() -> None:
-    assert perfnb.profile_step(lambda: None, warmup=np.int64(1), steps=np.int64(2), traced=1).timing.steps == 2
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 
 import pytest
@@ -77,27 +77,6 @@ def test_an_interrupt_in_forward_ends_the_profile_there(at: int) -> None:
         layers_of(training_step(three_linears(Middle()), torch.ones(4, 8)))
 
     assert calls == at
-    assert_next_profile_is_whole()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("at", [1, 4])
-def test_an_interrupt_in_the_loader_ends_the_profile_there(at: int) -> None:
-    fetched = 0
-
-    def batches() -> Iterator[Tensor]:
-        nonlocal fetched
-        while True:
-            fetched += 1
-            if fetched == at:
-                interrupt()
-            yield torch.ones(4, 8)
-
-    model = three_linears()
-    with pytest.raises(KeyboardInterrupt):
-        layers_of(lambda x: model(x), batches())
-
-    assert fetched == at
     assert_next_profile_is_whole()
 
 
@@ -170,31 +149,23 @@ def test_spans_that_an_interrupt_left_open_end_with_the_layer_spans() -> None:
     assert len(spans.calls.records) == 2
 
 
-@pytest.mark.slow
-def test_the_users_own_handler_is_called_and_stays() -> None:
+def test_the_users_own_handler_is_called_and_stays_and_an_ignored_interrupt_is_ignored() -> None:
     heard: list[int] = []
 
     def handler(signum: int, frame: FrameType | None) -> None:
         heard.append(signum)
 
-    before = signal.signal(signal.SIGINT, handler)
+    before = signal.getsignal(signal.SIGINT)
     try:
-        layers_of(lambda: interrupt())
-        assert signal.getsignal(signal.SIGINT) is handler
+        for own in (handler, signal.SIG_IGN):
+            signal.signal(signal.SIGINT, own)
+            perfnb.time_step(interrupt, steps=3)
+            assert signal.getsignal(signal.SIGINT) is own
     finally:
         signal.signal(signal.SIGINT, before)
 
-    assert heard == [signal.SIGINT] * len(EVERY_PASS)
-
-
-@pytest.mark.slow
-def test_an_ignored_interrupt_stays_ignored() -> None:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        layers_of(lambda: interrupt())
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
+    assert heard
+    assert set(heard) == {signal.SIGINT}
 
 
 def test_the_gate_holds_an_interrupt_back_until_it_is_opened_or_left() -> None:
@@ -248,7 +219,6 @@ def test_an_interrupt_that_python_drops_in_a_finalizer_waits() -> None:
     assert sys.unraisablehook is hook
 
 
-@pytest.mark.slow
 def test_a_profile_ends_where_an_interrupt_was_dropped_and_a_second_one_ends_it_at_once() -> None:
     calls = 0
 
@@ -258,7 +228,7 @@ def test_a_profile_ends_where_an_interrupt_was_dropped_and_a_second_one_ends_it_
         Finalized()
 
     with pytest.raises(KeyboardInterrupt):
-        layers_of(step)
+        perfnb.profile_step(step)
     assert calls == 1
 
     def twice() -> None:
@@ -267,8 +237,7 @@ def test_a_profile_ends_where_an_interrupt_was_dropped_and_a_second_one_ends_it_
         pytest.fail("the second interrupt came too late")
 
     with pytest.raises(KeyboardInterrupt):
-        layers_of(twice)
-    assert_next_profile_is_whole()
+        perfnb.profile_step(twice)
 
 
 def test_what_else_python_drops_is_told_as_before(monkeypatch: pytest.MonkeyPatch) -> None:

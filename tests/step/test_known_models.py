@@ -1,4 +1,4 @@
-"""Which models a variable holds, whether the step calls them, and which embeddings are nobody else's."""
+"""Which models a variable holds, and which of them are compiled."""
 
 from __future__ import annotations
 
@@ -19,16 +19,12 @@ QUICK: dict[str, Any] = {"warmup": 1, "steps": 2, "traced": 1, "memory": False, 
 class Decoder(nn.Module):
     """A model that is called by a method of its own, as those with ``generate`` are."""
 
-    def __init__(self, tied: bool = False, sparse: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.table = nn.Embedding(20, 4, sparse=sparse)
-        self.body = nn.Linear(4, 4)
-        self.head = nn.Linear(4, 20, bias=False)
-        if tied:
-            self.head.weight = self.table.weight
+        self.table, self.head = nn.Embedding(20, 4), nn.Linear(4, 20, bias=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.head(self.body(self.table(ids)))
+        out: torch.Tensor = self.head(self.table(ids))
         return out
 
     @torch.no_grad()
@@ -36,10 +32,6 @@ class Decoder(nn.Module):
         for _ in range(3):
             ids = torch.cat([ids, self(ids)[:, -1:].argmax(-1)], 1)
         return ids
-
-    def encode(self, ids: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.body(self.table(ids))
-        return out
 
 
 IDS = torch.zeros(1, 3, dtype=torch.long)
@@ -51,65 +43,9 @@ def parts(step: Any, **options: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
-def test_a_model_that_the_step_calls_is_told_from_one_whose_method_it_calls() -> None:
-    assert parts(lambda: net(IDS))["models"] == [{"name": "net", "called": True}]
-    assert parts(lambda: net.generate(IDS))["models"] == [{"name": "net", "called": False}]
-    assert parts(lambda: net.encode(IDS))["models"] == [{"name": "net", "called": False}]
-    assert parts(net.generate, batches=[IDS] * 20)["models"] == [{"name": "self", "called": False}]
-
-
-def test_a_method_that_profiles_its_own_step_calls_the_model() -> None:
-    class Owner(nn.Module):
-        def profile(self) -> dict[str, Any]:
-            return parts(lambda: net(IDS))
-
-    assert Owner().profile()["models"] == [{"name": "net", "called": True}]
-
-
-def test_a_function_that_takes_the_model_first_calls_it() -> None:
-    def read(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = model(ids)
-        return out
-
-    assert parts(lambda: read(net, IDS))["models"] == [{"name": "net", "called": True}]
-
-
-def test_what_no_variable_holds_has_no_name() -> None:
-    class Step:
-        __slots__ = ("run",)
-
-        def __init__(self) -> None:
-            model = nn.Sequential(nn.Linear(4, 4))
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-            def run() -> None:
-                model(torch.ones(2, 4)).sum().backward()
-                optimizer.step()
-
-            self.run = run
-
-        def __call__(self) -> None:
-            self.run()
-
-    profile = perfnb.profile_step(Step(), **QUICK)
-
-    assert list(profile.layers.index[:1]) == ["Sequential"]
-    assert profile.meta["parts"]["models"] == []
-    assert profile.meta["parts"]["optimizers"] == []
-
-
 def test_a_name_given_with_a_model_is_no_variable() -> None:
     assert parts(lambda: net(IDS), model={"mine": net})["models"] == []
     assert parts(lambda: net(IDS), model={"net": net})["models"] == [{"name": "net", "called": True}]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("tied", "sparse", "own"), [(False, False, ["m.table"]), (True, False, []), (False, True, [])])
-def test_a_table_is_its_own_unless_it_is_tied(tied: bool, sparse: bool, own: list[str]) -> None:
-    m = Decoder(tied, sparse)
-
-    assert parts(lambda: m(IDS))["own_tables"] == own
 
 
 @pytest.mark.slow
@@ -155,13 +91,3 @@ def test_what_is_compiled_is_not_offered_torch_compile(kind: str) -> None:
 
     assert (is_compiled(module), is_compiled_in_place(module)) == (hides, is_in_place)
     assert compiled_already(module.modules()) == ("" if kind == "plain" else "the model is already compiled")
-
-
-@pytest.mark.skipif(torch.__version__ < "2.13", reason="torch 2.6 does not refuse")
-def test_torch_refuses_to_compile_torchscript() -> None:
-    """The reason for not offering it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        script = torch.jit.script(nn.Linear(4, 4))
-        with pytest.raises(RuntimeError, match="does not support compiling"):
-            torch.compile(script)(torch.ones(1, 4))

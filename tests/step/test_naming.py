@@ -9,13 +9,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-import perfnb
 from perfnb.step.budget import Plan
 from perfnb.step.layers import Calls, known_models, name_layers, own_tables, parallel_models
 from perfnb.step.namespace import (
@@ -36,11 +34,6 @@ X = torch.randn(4, 8)
 a_global_model = three_linears()
 
 
-def layers_of(step: Any, model: Any = None) -> pd.DataFrame:
-    layers = perfnb.profile_step(step, model=model, warmup=0, steps=1, traced=2).layers
-    return layers[~layers.index.str.startswith("(")]
-
-
 def names_of(step: Callable[[], Any], model: Any = None) -> list[tuple[str, int | None]]:
     """Return the names of the layers of two traced steps, and the row of each one's parent, without a profile."""
     plan, (models, chosen) = Plan(warmup=0, steps=1, traced=2, memory=False, flops=False), chosen_models(model)
@@ -53,110 +46,37 @@ def roots_of(step: Any, model: Any = None) -> list[str]:
     return [name for name, parent in names_of(step, model) if parent is None]
 
 
-def test_a_global_variable() -> None:
-    assert roots_of(lambda: a_global_model(X)) == ["a_global_model"]
+class Trainer:
+    def __init__(self) -> None:
+        self.model = three_linears()
+
+    def step(self) -> None:
+        self.model(X)
 
 
-def test_a_variable_of_a_closure_and_of_a_function_that_the_step_calls() -> None:
-    net = three_linears()
+def test_a_model_is_named_by_where_the_step_finds_it() -> None:
+    net, trainer = three_linears(), Trainer()
+    nets, parts = {"a b": three_linears()}, [nn.Linear(8, 8), nn.Tanh()]
 
     def helper() -> Tensor:
         return net(X)
 
-    assert roots_of(lambda: net(X)) == ["net"]
-    assert roots_of(lambda: helper()) == ["net"]
-
-
-def test_an_attribute_an_item_of_a_dict_and_of_a_list() -> None:
-    trainer = SimpleNamespace(model=three_linears(), steps=3)
-    nets, parts = {"a b": three_linears()}, [nn.Linear(8, 8), nn.Tanh()]
-
     def step() -> None:
         parts[1](parts[0](nets["a b"](trainer.model(X))))
 
+    assert roots_of(lambda: a_global_model(X)) == ["a_global_model"]
+    assert roots_of(lambda: net(X)) == roots_of(lambda: helper()) == ["net"]
     assert roots_of(step) == ["trainer.model", "nets['a b']", "parts[0]", "parts[1]"]
+    assert roots_of(trainer.step) == ["self.model"]
+    assert roots_of(lambda: parts[0](net(X)), model={"a": net, "b": parts[0]}) == ["a", "b"]
 
 
-def test_a_methods_object() -> None:
-    class Trainer:
-        def __init__(self) -> None:
-            self.model = three_linears()
-
-        def step(self) -> None:
-            self.model(X)
-
-    assert roots_of(Trainer().step) == ["self.model"]
-
-
-def test_names_given_with_the_models_come_before_variables() -> None:
-    net, other = three_linears(), nn.Linear(8, 8)
-
-    assert roots_of(lambda: other(net(X)), model={"a": net, "b": other}) == ["a", "b"]
-
-
-@pytest.mark.slow
 def test_models_that_are_named_are_the_only_ones() -> None:
     net, other = three_linears(), nn.Linear(8, 8)
 
-    assert layers_of(lambda: other(net(X)), model=net).index.tolist() == ["net", "net.0", "net.1", "net.2"]
-    assert layers_of(lambda: other(net(X)), model=[other]).index.tolist() == ["other"]
-    part = layers_of(lambda: other(net(X)), model=net[2])
-    assert part.index.tolist() == ["net.2"]
-    assert part["depth"].tolist() == [0]
-    assert (part["forward_ms"] > 0).all()
-
-
-@pytest.mark.slow
-def test_a_layer_that_two_others_share_is_one_row_and_in_both_totals() -> None:
-    shared = nn.Linear(64, 64)
-    left, right = nn.Sequential(nn.Tanh(), shared), nn.Sequential(nn.ReLU(), shared)
-    model = nn.ModuleDict({"left": left, "right": right})
-    x = torch.randn(256, 64)
-
-    layers = layers_of(lambda: model["right"](model["left"](x)).sum().backward())
-
-    assert layers.index.tolist() == [
-        "model",
-        "model.left",
-        "model.left.0",
-        "model.left.1",
-        "model.right",
-        "model.right.0",
-    ]
-    assert layers.loc["model.left.1", "calls"] == 2
-    half = layers.loc["model.left.1", "forward_ms"]
-    for side in ("left", "right"):
-        own, other = layers.loc[f"model.{side}", "self_ms"], layers.loc[f"model.{side}.0", "total_ms"]
-        assert (
-            own + other < layers.loc[f"model.{side}", "total_ms"] < own + other + layers.loc["model.left.1", "total_ms"]
-        )
-    both = layers.loc[["model.left", "model.right"], "total_ms"].sum()
-    parts = layers["self_ms"].sum()
-    assert half > 0
-    assert both == pytest.approx(parts) == layers.loc["model", "total_ms"]
-
-
-@pytest.mark.slow
-def test_parts_called_directly_are_summed_in_the_row_of_the_whole() -> None:
-    class Coder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.enc, self.dec = three_linears(), three_linears()
-
-    vae = Coder()
-
-    def step() -> None:
-        vae.dec(vae.enc(X)).square().mean().backward()
-
-    layers = layers_of(step)
-
-    assert layers.index[0] == "vae"
-    assert layers.loc["vae", "module"] == "Coder"
-    assert layers.loc["vae", "calls"] == 0
-    for column in ("forward_ms", "backward_ms", "total_ms", "ops"):
-        parts = layers.loc[["vae.enc", "vae.dec"], column].sum()
-        assert layers.loc["vae", column] == pytest.approx(parts)
-    assert layers.loc["vae", "self_ms"] == 0
+    inside = [("net", None), ("net.0", 0), ("net.1", 0), ("net.2", 0)]
+    for model, names in ((net, inside), ([other], [("other", None)]), (net[2], [("net.2", None)])):
+        assert names_of(lambda: other(net(X)), model) == names
 
 
 class Dropping(nn.Module):
@@ -169,16 +89,6 @@ class Dropping(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         return (self.left if self.calls % 2 else self.right)(x)
-
-
-@pytest.mark.slow
-def test_layers_that_some_steps_leave_out_stay_apart() -> None:
-    model, left, right = Dropping(), nn.Linear(8, 8), nn.Linear(8, 8)
-
-    layers = layers_of(lambda: model(X))
-    assert layers["calls"].to_dict() == {"model": 1, "model.left": 0.5, "model.right": 0.5}
-    layers = layers_of(lambda: (left if model.calls % 2 else right)(model(X)))
-    assert layers["calls"].to_dict() == {"model": 1, "model.left": 0.5, "model.right": 0.5, "left": 0.5, "right": 0.5}
 
 
 def test_modules_get_the_same_names_in_each_step_wherever_they_are_made() -> None:

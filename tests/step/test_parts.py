@@ -6,7 +6,6 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -101,24 +100,6 @@ def test_batches_in_a_global_variable_have_its_name() -> None:
     assert name_of_batches(step, [torch.ones(1)]) == {}
     assert name_of_batches(print, None) == {}
     assert parts_of(step, train_batches)["loader"] == {"name": "train_batches", "class": "list"}
-
-
-@pytest.mark.slow
-def test_pauses_of_the_garbage_collector_are_known_by_their_step() -> None:
-    import gc
-
-    count = [0]
-
-    def step() -> None:
-        count[0] += 1
-        if count[0] in (3, 5):
-            gc.collect()
-
-    p = perfnb.profile_step(step, warmup=1, steps=8, traced=1, memory=False, flops=False)
-
-    full = {int(step) for step, _ in p.timing.noise["gc_pauses"]}
-    assert full >= {1, 3}  # of the timed steps, after one of warm-up
-    assert all(ms >= 0 for _, ms in p.timing.noise["gc_pauses"])
 
 
 def test_modules_are_told_that_the_step_sees() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -21,13 +23,14 @@ from perfnb.step.arithmetic import OpCall
 from perfnb.step.budget import Plan
 from perfnb.step.capture import Capture
 from perfnb.step.data_waits import ExecutedStep
+from perfnb.step.layers import Layer, LayerSpans
 from perfnb.step.pass_order import _named, _runs_compiled, capture_step, count_step, loop_passes, watch_steps
 from perfnb.step.session import MOST_RECORDED_BYTES, MOST_STEPS, FirstStep, Session
 from perfnb.step.steps import Passes, StepRunner
 from perfnb.step.to_recording import _steps_of_trace, recording_of, with_later
-from perfnb.step.tracer import Costs, Tracer, quiet_kineto
+from perfnb.step.tracer import Costs, Tracer, measure_costs, quiet_kineto
 from perfnb.trace import kineto
-from perfnb.trace_names import STEP_SPAN
+from perfnb.trace_names import DATA_SPAN, STEP_SPAN
 from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -170,7 +173,7 @@ def test_a_loop_runs_the_passes_that_were_chosen_and_counts_no_compiled_code(
     make: Callable[[], nn.Module], options: dict[str, bool], last: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perfnb.step.session.measure_ceilings", lambda *_, only_kept: {"known": only_kept})
-    monkeypatch.setattr("perfnb.step.session.compilations", lambda steps: [[len(steps)]])
+    monkeypatch.setattr("perfnb.step.session.compilations", lambda steps: steps)
     plan, model = Plan(warmup=2, steps=1, traced=2, **options), make()
     passes = loop_passes(plan=plan, namespace=lambda: {"net": model}, batches=[1, 2])
     capture = StepRunner(lambda: model(torch.ones(1, 2)), None).drive(passes)
@@ -179,7 +182,9 @@ def test_a_loop_runs_the_passes_that_were_chosen_and_counts_no_compiled_code(
     names = [each.pass_name for each in capture.steps]
     assert names == ["warmup", "warmup", "timed", "lead_in", "traced", "traced", *last]
     assert (capture.layers[0].name, capture.meta["parts"]["loader"]["class"]) == ("net", "list")
-    assert [capture.meta[f"{each}compilations"] for each in ("", "traced_")] == [[[1]], [[2]]]
+    for key, name in (("compilations", "timed"), ("traced_compilations", "traced")):
+        of_pass = [step for step in capture.steps if step.pass_name == name]
+        assert capture.meta[key] == [(step.begin_ns, step.begin_ns + step.wall_ns) for step in of_pass]
     assert capture.meta.get("ceilings") == ({"on": "cpu", "known": True} if "counted" in last else None)
 
 
@@ -286,6 +291,23 @@ def test_a_long_second_step_of_the_warm_up_counts_as_timed(monkeypatch: pytest.M
 
     assert driven(passes(), step) == ["warmup", "timed", "timed", "timed"]
     assert [words[:3] for words in said] == [("warmup", 1, 2), ("warmup", 2, 2), ("timed", 1, 2), ("timed", 2, 2)]
+
+
+def test_an_automatic_warm_up_is_an_error_after_six_steps_if_the_clock_stands_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def passes(plan: Plan) -> Passes[Capture]:
+        with Session(plan) as session:
+            yield from session.warm_up()
+            return session.capture
+
+    monkeypatch.setattr(time, "perf_counter", lambda: 5.0)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 5 * 10**9)
+    calls = iter(range(100))
+    with pytest.raises(CaptureError, match="stood still for 6 steps"):
+        driven(passes(Plan()), lambda: next(calls))
+    assert next(calls) == 6
+    assert driven(passes(Plan(warmup=8)), gc.isenabled) == ["warmup"] * 8
 
 
 def test_a_first_step_that_looks_like_a_loop_is_told_with_its_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,9 +449,20 @@ def test_a_trace_that_cannot_be_exported_exactly_lacks_names(monkeypatch: pytest
 EVENT = '{"ph": "X", "cat": "user_annotation", "name": "unknown", "pid": 1, "tid": 1, "ts": 5, "dur": 3}'
 
 
-def test_the_cost_of_tracing_is_the_least_of_each_and_not_below_zero() -> None:
+def test_costs_are_the_least_of_each_beyond_the_bare_ones_and_never_negative() -> None:
     assert Costs(3.0, 8.0).least(Costs(4.0, 5.0)) == Costs(3.0, 5.0)
-    assert Costs(3.0, 8.0).beyond(Costs(4.0, 5.0)) == Costs(0.0, 3.0)
+    assert Costs(3.0, 8.0).beyond(Costs(4.0, 5.5)) == Costs(0.0, 2.5)
+
+
+def test_costs_are_found_with_hooks_of_others_too_and_these_hear_nothing() -> None:
+    heard: list[nn.Module] = []
+    with torch.profiler.profile(), LayerSpans() as spans:
+        handle = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: heard.append(module))
+        beside = measure_costs(spans)
+        handle.remove()
+
+    assert heard == []
+    assert min(*beside, *measure_costs()) > 0
 
 
 @pytest.mark.parametrize("own", [None, "3"])
@@ -499,7 +532,7 @@ def test_a_skipped_step_does_not_count_and_the_next_one_has_its_number(monkeypat
         passes = session._run("traced", 2, session._numbered())
         turn, running = next(passes), list[bool]()
         for answer in (None, executed("traced", 0, 1), None, executed("traced", 5, 3)):
-            with turn.around():
+            with turn.around(), turn.data():
                 running.append(session._conditions.running)
             try:
                 turn = passes.send(answer)
@@ -507,7 +540,8 @@ def test_a_skipped_step_does_not_count_and_the_next_one_has_its_number(monkeypat
                 times = end.value
             running.append(session._conditions.running)
         assert (times, [step.wall_ns for step in session.capture.steps]) == ([10**6, 3 * 10**6],) * 2
-    assert spans == [f"{STEP_SPAN}{number}" for number in (0, 0, 1, 1)]
+        assert next(session._run("timed", 1)).data is nullcontext
+    assert spans == [name for number in (0, 0, 1, 1) for name in (f"{STEP_SPAN}{number}", DATA_SPAN)]
     assert running == [True, False] * 4
 
 
@@ -543,10 +577,15 @@ def test_lines_of_others_on_standard_error_are_kept_when_the_profilers_warning_i
             if len(self) == 2:
                 os.write(2, b"one\nit was allocated before the profiling started\ntwo\n")
 
-    blocks = Blocks(range(5))
-    tracer_module._spend_warning(blocks)
+    blocks, opened, closed_ = Blocks(range(5)), list[int](), list[int]()
+    with monkeypatch.context() as patched:
+        dup, close = os.dup, os.close
+        patched.setattr(os, "dup", lambda fd: (opened.append(dup(fd)), opened[-1])[1])
+        patched.setattr(os, "close", lambda fd: (closed_.append(fd), close(fd))[1])
+        tracer_module._spend_warning(blocks)
     os.write(2, b"three\n")
     assert (len(blocks), capfd.readouterr().err) == (2, "one\ntwo\nthree\n")
+    assert opened == closed_
 
     def closed(_: int) -> int:
         raise OSError("no standard error")
@@ -555,6 +594,46 @@ def test_lines_of_others_on_standard_error_are_kept_when_the_profilers_warning_i
         patched.setattr(os, "dup", closed)
         tracer_module._spend_warning(blocks)
     assert (len(blocks), capfd.readouterr().err) == (2, "")
+
+
+class Traced:
+    """Stands for a tracer whose trace has these events, each a category, a name, a begin and a duration in µs."""
+
+    def __init__(self, *events: tuple[str, str, int, int, dict[str, int]]) -> None:
+        rows = [
+            {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": begin, "dur": length, "args": args}
+            for cat, name, begin, length, args in events
+        ]
+        facts = {"traceEvents": rows, "baseTimeNanoseconds": 77, "deviceProperties": [{"id": 0}]}
+        self.trace = kineto.decode(json.dumps(facts).encode())
+        self.allocator, self.closed = {"cuda:0": {}}, False
+
+    def read(self) -> Any:
+        return self.trace
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_recording_has_the_events_of_the_traced_steps_and_the_times_of_their_marks() -> None:
+    tracer: Any = Traced(
+        *[("cpu_op", f"{STEP_SPAN}{number}", begin, 20, {}) for number, begin in ((0, 100), (0, 200), (1, 300))],
+        *[("cpu_op", f"op{begin}", begin, 2, {}) for begin in (105, 205, 250, 319, 320)],  # 0 was first skipped
+        *[("cuda_runtime", "launch", 210, 1, {"correlation": 5}), ("kernel", "k", 400, 9, {"correlation": 5})],
+        ("kernel", "of an earlier launch", 215, 9, {"correlation": 6}),
+    )
+    layers = [Layer(name, "M", parent, 3, 12, False) for name, parent in (("a", None), ("a.b", 0), ("a.b.c", 1))]
+    steps = [ExecutedStep("traced", 10**9, wall_ns, 0, None) for wall_ns in (15_000, 60_000)]
+
+    recording = recording_of(Capture(steps=steps, tracer=tracer, layers=layers, meta={"own": 1}), "step")
+
+    names = recording.events["name"].astype(str).tolist()
+    assert sorted(names) == ["k", "launch", "op205", "op319", f"{STEP_SPAN}0", f"{STEP_SPAN}1"]
+    assert recording.steps["wall_ms"].tolist() == [0.02, 0.06]
+    assert recording.modules["depth"].tolist() == [0, 1, 2]
+    known = {"own": 1, "name": "step", "rank": 0, "base_ns": 77, "devices": [{"id": 0}]}
+    assert recording.meta == known
+    assert tracer.closed
 
 
 def test_a_trace_without_steps_is_an_error_that_says_what_to_do() -> None:

@@ -67,6 +67,7 @@ def test_a_clock_that_stands_still_or_ticks_coarsely_is_not_called_steady() -> N
     assert is_steady([0] * 20) is None
     assert is_steady([0, 0, 0, 1] * 5) is None
     assert is_steady([0] * 10 + [5] * 10) is None
+    assert is_steady([5] * 10 + [0] * 10) is None
 
 
 EVEN = [100.0] * 10

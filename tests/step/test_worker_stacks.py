@@ -88,17 +88,6 @@ def require_restored() -> None:
     assert not list(Path(tempfile.gettempdir()).glob("perfnb-stacks-*"))
 
 
-def require_planted(found: perfnb.Profile) -> None:
-    lines = found.lines
-    widest = lines[lines["process"] == "loader workers"].iloc[0]
-    assert (widest["phase"], widest["function"]) == ("data", "Slow.__getitem__")
-    assert (widest["file"], widest["line"]) == (__file__, line_of("# the planted line"))
-    assert widest["code"] == "sleep(0.03)  # the planted line"
-    assert 0 < widest["share"] <= 1
-    assert found.meta["python"]["workers"] == 2
-    assert found.meta["python"]["unreached_workers"] == 0
-
-
 @pytest.fixture(scope="module")
 def made() -> DataLoader[Any]:
     return loader(Slow(64), worker_init_fn=seeded)
@@ -109,27 +98,39 @@ def profile(made: DataLoader[Any]) -> perfnb.Profile:
     return profile_of(made)
 
 
-@pytest.mark.slow
-def test_the_slow_line_of_the_dataset_is_named(profile: perfnb.Profile) -> None:
-    require_planted(profile)
-
-
-def test_each_worker_is_a_root_of_its_own(profile: perfnb.Profile) -> None:
+def test_each_worker_is_a_root_of_its_own_and_the_slow_line_of_the_dataset_is_named(profile: perfnb.Profile) -> None:
+    lines = profile.lines
+    widest = lines[lines["process"] == "loader workers"].iloc[0]
+    assert (widest["phase"], widest["function"]) == ("data", "Slow.__getitem__")
+    assert (widest["file"], widest["line"]) == (__file__, line_of("# the planted line"))
+    assert widest["code"] == "sleep(0.03)  # the planted line"
+    assert 0 < widest["share"] <= 1
+    assert profile.meta["python"] | {"workers": 2, "unreached_workers": 0} == profile.meta["python"]
     assert profile.python is not None
     stacks = profile.python.stacks["stack"]
     inside = stacks[stacks.str.contains("Slow.__getitem__")]
     assert set(inside.str.partition(";")[0]) == {"loader worker 0", "loader worker 1"}
     assert not set(profile.python.functions["function"]) & {"loader worker 0", "data"}
-    stacks = step_stacks(profile._recording)
-    assert stacks is not None
-    assert any(note.startswith("Loader workers run alongside the step") for note in stacks.record.notes)
     assert "data (workers)" in str(profile)
 
 
-def test_saved_with_the_profile(profile: perfnb.Profile, tmp_path: Path) -> None:
-    again = perfnb.load(profile.save(tmp_path / "p"))
-    assert again.lines.equals(profile.lines)
-    assert again.meta["python"] == profile.meta["python"]
+@pytest.mark.parametrize(
+    ("facts", "note"),
+    [
+        ({}, "Loader workers run alongside the step"),
+        ({"steps": 4}, "keeps up to 4 batches ready. The 4 steps"),  # two workers make two batches each ahead
+        ({"steps": 5}, None),
+        ({"workers": 0}, "n/a: the Python code of the loader's workers"),
+        ({"workers": 0, "unreached_workers": 2}, "n/a: the Python code of 2 loader workers that started before"),
+    ],
+)
+def test_notes_say_what_samples_mean(facts: dict[str, int], note: str | None, profile: perfnb.Profile) -> None:
+    recording = profile._recording
+    python = {**recording.meta["python"], "samples": 1, **facts}
+    stacks = step_stacks(replace(recording, meta={**recording.meta, "python": python}))
+    assert stacks is not None
+    notes = " ".join(stacks.record.notes)
+    assert (note in notes) if note else ("batches ready" not in notes)
 
 
 def test_the_loader_is_as_it_was(made: DataLoader[Any], profile: perfnb.Profile) -> None:
@@ -281,37 +282,6 @@ def test_batches_are_the_same_bit_by_bit() -> None:
     assert torch.equal(found[:-1], without)
     # The step's own random numbers are the same too.
     assert found[-1, 0] == torch.tensor(of_step)
-
-
-@pytest.mark.slow
-def test_workers_that_run_already_are_not_available() -> None:
-    made = loader(Slow(), persistent_workers=True)
-    list(made)
-    found = profile_of(made)
-    assert found.meta["python"]["workers"] == 0
-    assert found.meta["python"]["unreached_workers"] == 2
-    assert "loader workers" not in set(found.lines["process"])
-    assert "n/a: the Python code of 2 loader workers that started before the profile" in " ".join(str(found).split())
-    made._iterator = None
-
-
-def test_a_loader_of_another_kind_is_not_available(profile: perfnb.Profile) -> None:
-    recording = profile._recording
-    facts = {"steps": 2, "samples": 1, "workers": 0, "unreached_workers": 0}
-    python = recording.python
-    assert python is not None
-    stacks = step_stacks(replace(recording, meta={**recording.meta, "python": facts}))
-    assert stacks is not None
-    assert stacks.record.notes[-1].startswith("n/a: the Python code of the loader's workers")
-
-
-def test_batches_that_were_made_before_are_told(profile: perfnb.Profile) -> None:
-    recording = profile._recording
-    for steps, told in ((4, True), (5, False)):  # two workers make two batches each ahead
-        facts = {**recording.meta["python"], "steps": steps}
-        stacks = step_stacks(replace(recording, meta={**recording.meta, "python": facts}))
-        assert stacks is not None
-        assert any(f"keeps up to 4 batches ready. The {steps} steps" in note for note in stacks.record.notes) == told
 
 
 @pytest.fixture
