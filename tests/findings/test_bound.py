@@ -24,8 +24,8 @@ from perfnb.memory.table import MemorySummary
 from perfnb.profile.summary import summarize
 from perfnb.recording.recording import MemoryRecord
 from perfnb.roofline.levels import MEMORY, RooflineLevels, roofline_of
+from tests.findings.findings_recordings import one_layer
 from tests.findings.test_findings import one_long_op
-from tests.recordings import ByHand
 
 MIB = 2**20
 
@@ -233,10 +233,8 @@ def test_a_step_that_ran_out_of_memory_is_told_so_before_all_else() -> None:
 @pytest.mark.parametrize(("without", "ms"), [(frozenset(), 0.1), (frozenset({"model"}), 0.0)])
 def test_on_a_gpu_layers_take_the_time_of_their_kernels_together(without: frozenset[str], ms: float) -> None:
     """Two kernels of 80 µs run for 100 µs in all; one by one they would take 160."""
-    hand = ByHand()
-    model = hand.layer("model")
-    for number in range(3):
-        t = 10_000 * number
+    hand, model = one_layer()
+    for t in range(0, 10_000 * 3, 10_000):
         hand.step(t, t + 1000).call(model, t + 1, t + 90).op("aten::mul", t + 2, t + 80)
         hand.kernel("one", t + 3, t + 10, t + 90).kernel("other", t + 5, t + 30, t + 110)
         hand.kernel("of no layer", t + 200, t + 210, t + 500)

@@ -14,7 +14,8 @@ from perfnb.findings.facts import Facts, facts_of
 from perfnb.findings.gpu_facts import gpu_facts
 from perfnb.findings.rules.fusion import _on_gpu_ms, _segments, elementwise_chains, unfused_attention
 from perfnb.profile.summary import summarize
-from tests.findings.test_findings import STEPS, found
+from tests.findings.findings_recordings import found, one_layer
+from tests.findings.test_findings import STEPS
 from tests.findings.test_gpu import two_kernels
 from tests.recordings import ByHand
 
@@ -26,8 +27,7 @@ def facts(hand: ByHand) -> Facts:
 
 def trained(elsewhere: bool = False) -> ByHand:
     """Attention of 1 ms, and 3 ms of backward nodes of its ops, or of an op before it."""
-    hand = ByHand()
-    model = hand.layer("model")
+    hand, model = one_layer()
     for number in range(STEPS):
         t = 10_000 * number
         hand.step(t - 1, t + 4001)
@@ -92,8 +92,7 @@ def chain(pause: float = 0.0, last: str = "aten::add", nodes: bool = False) -> B
     """Return a product of 1 ms, then mul, add and tanh of 1, 2 and 3 ms with pauses between them; or their backward
     nodes.
     """
-    hand = ByHand()
-    model = hand.layer("model")
+    hand, model = one_layer()
     for number in range(STEPS):
         t = 20_000 * number
         hand.step(t - 1, t + 7001 + 2 * pause)
@@ -111,7 +110,7 @@ def chain(pause: float = 0.0, last: str = "aten::add", nodes: bool = False) -> B
 
 @pytest.mark.parametrize("nodes", [False, True])
 def test_of_a_chain_of_elementwise_ops_one_pass_stays(nodes: bool) -> None:
-    finding = found(chain(nodes=nodes).recording()).loc["memory bandwidth"]
+    finding = found(chain(nodes=nodes).recording(), "memory bandwidth").loc["memory bandwidth"]
 
     assert finding["bound_ms"] == pytest.approx(6 - 3, rel=0.01)
     assert "torch.compile" in finding["advice"]
@@ -133,8 +132,7 @@ def test_a_product_between_elementwise_ops_parts_a_chain() -> None:
 
 def test_memory_given_back_in_a_chain_is_no_host_code() -> None:
     hand = ByHand()
-    for number in range(STEPS):
-        t = 100_000 * number
+    for t in range(0, 100_000 * STEPS, 100_000):
         hand.step(t - 1, t + 15_001)
         for place in range(10):
             hand.op("aten::mul", t + 1500 * place, t + 1500 * place + 1000)
@@ -148,8 +146,7 @@ def test_memory_given_back_in_a_chain_is_no_host_code() -> None:
 
 
 def test_an_update_by_hand_is_no_chain() -> None:
-    hand = ByHand()
-    model = hand.layer("model")
+    hand, model = one_layer()
     for number in range(STEPS):
         t = 20_000 * number
         hand.step(t - 1, t + 7001)
@@ -158,14 +155,12 @@ def test_an_update_by_hand_is_no_chain() -> None:
         for place in range(5):
             hand.op("aten::add_", t + 2000 + 1000 * place, t + 3000 + 1000 * place)
 
-    assert "memory bandwidth" not in found(hand.recording()).index
+    assert "memory bandwidth" not in found(hand.recording(), "memory bandwidth").index
 
 
 def test_attention_is_not_told_again_as_memory_traffic() -> None:
-    hand = ByHand()
-    model = hand.layer("model")
-    for number in range(STEPS):
-        t = 4000 * number
+    hand, model = one_layer()
+    for t in range(0, 4000 * STEPS, 4000):
         hand.step(t - 1, t + 1901)
         hand.call(model, t, t + 1900)
         hand.op("aten::matmul", t, t + 300).event("aten::bmm", t + 50, t + 290)

@@ -16,13 +16,10 @@ from perfnb.findings.finding import Finding, Row, Rule, deciding, finding_table,
 from perfnb.profile.profile import Profile
 from perfnb.recording.recording import Recording
 from perfnb.recording.schema import SCHEMA
+from tests.findings.findings_recordings import found, one_layer
 from tests.recordings import NODE, ByHand
 
 STEPS = 3
-
-
-def found(recording: Recording) -> pd.DataFrame:
-    return Profile(recording).findings.set_index("bottleneck")
 
 
 def timed(recording: Recording, wall_ms: list[float], data_ms: list[float] | float = 0.0, **meta: Any) -> Recording:
@@ -63,17 +60,15 @@ def test_a_step_of_one_long_op_has_nothing_wrong_and_says_what_it_is_bound_by() 
 
 
 def test_what_python_does_after_a_read_counts_up_to_the_next_op() -> None:
-    hand = ByHand()
-    model = hand.layer("model")
-    for number in range(STEPS):
-        t = 10_000 * number
+    hand, model = one_layer()
+    for t in range(0, 10_000 * STEPS, 10_000):
         hand.step(t, t + 5000)
         hand.call(model, t, t + 2000).op("aten::mm", t + 1, t + 1999)
         hand.op("aten::item", t + 2000, t + 2010)
         hand.event("aten::_local_scalar_dense", t + 2001, t + 2009)
         hand.op("aten::add", t + 4030, t + 4990)
 
-    read = found(hand.recording()).loc["synchronisation"]
+    read = found(hand.recording(), "synchronisation").loc["synchronisation"]
 
     # 10 µs of the read, and 2,020 µs of Python, of which 20 would be there anyway.
     assert read["bound_ms"] == pytest.approx(2.01)
@@ -82,16 +77,14 @@ def test_what_python_does_after_a_read_counts_up_to_the_next_op() -> None:
 
 
 def test_small_ops_count_with_all_that_lies_around_them() -> None:
-    hand = ByHand()
-    model = hand.layer("model")
-    for number in range(STEPS):
-        t = 10_000 * number
+    hand, model = one_layer()
+    for t in range(0, 10_000 * STEPS, 10_000):
         hand.step(t - 1, t + 3001)
         hand.call(model, t, t + 3000).op("aten::mm", t, t + 1000)
         for place in range(100):
             hand.op("aten::add", t + 1000 + 20 * place, t + 1004 + 20 * place)
 
-    overhead = found(hand.recording()).loc["dispatch overhead"]
+    overhead = found(hand.recording(), "dispatch overhead").loc["dispatch overhead"]
 
     assert overhead["bound_ms"] == pytest.approx(2)
     assert overhead["bound_share"] == pytest.approx(2 / 3.002)
@@ -107,17 +100,15 @@ def forward_and_backward(hand: ByHand, model: int, t: int) -> None:
 
 
 def test_a_loop_over_parameters_counts_less_what_an_update_at_once_costs() -> None:
-    hand = ByHand()
-    model = hand.layer("model")
-    for number in range(STEPS):
-        t = 10_000 * number
+    hand, model = one_layer()
+    for t in range(0, 10_000 * STEPS, 10_000):
         forward_and_backward(hand, model, t)
         hand.event("Optimizer.step#SGD.step", t + 1000, t + 3000, "user_annotation")
         for place in range(200):
             hand.op("aten::add_", t + 1001 + 9.9 * place, t + 1005 + 9.9 * place)
     recording = hand.recording(bare_cost={"op_ns": 1000.0})
 
-    loop = found(recording).loc["optimizer"]
+    loop = found(recording, "optimizer").loc["optimizer"]
 
     assert loop["bound_ms"] == pytest.approx(2.0 - 200 * 1.2e-3, rel=0.01)
     assert loop["rows"][0] == {"kind": "phase", "name": "optimizer"}
@@ -125,10 +116,8 @@ def test_a_loop_over_parameters_counts_less_what_an_update_at_once_costs() -> No
 
 @pytest.mark.parametrize(("updates", "noted"), [(1, True), (2, True), (8, False)])
 def test_several_updates_in_a_step_cost_what_each_of_them_does_at_once(updates: int, noted: bool) -> None:
-    hand = ByHand()
-    model = hand.layer("model")
-    for number in range(STEPS):
-        t = 10_000 * number
+    hand, model = one_layer()
+    for t in range(0, 10_000 * STEPS, 10_000):
         forward_and_backward(hand, model, t)
         for update in range(updates):
             each = 2000 // updates
@@ -148,10 +137,8 @@ def test_several_updates_in_a_step_cost_what_each_of_them_does_at_once(updates: 
 
 
 def test_an_update_without_an_optimizer_is_the_host_s_own_code() -> None:
-    hand = ByHand()
-    model = hand.layer("model")
-    for number in range(STEPS):
-        t = 10_000 * number
+    hand, model = one_layer()
+    for t in range(0, 10_000 * STEPS, 10_000):
         forward_and_backward(hand, model, t)
         for place in range(200):
             hand.op("aten::add_", t + 1001 + 9.9 * place, t + 1005 + 9.9 * place)
@@ -163,17 +150,15 @@ def test_an_update_without_an_optimizer_is_the_host_s_own_code() -> None:
 
 
 def test_an_optimizer_that_updates_all_at_once_is_no_loop() -> None:
-    hand = ByHand()
-    model = hand.layer("model")
-    for number in range(STEPS):
-        t = 10_000 * number
+    hand, model = one_layer()
+    for t in range(0, 10_000 * STEPS, 10_000):
         hand.step(t, t + 3000)
         hand.call(model, t, t + 500).op("aten::mm", t + 1, t + 499)
         hand.event("Optimizer.step#Adam.step", t + 500, t + 3000, "user_annotation")
         for place in range(60):
             hand.op("aten::_foreach_add_", t + 501 + 40 * place, t + 540 + 40 * place)
 
-    assert "optimizer" not in found(hand.recording()).index
+    assert "optimizer" not in found(hand.recording(), "optimizer").index
 
 
 def attention(hand: ByHand, t: float, between: str = "aten::div") -> None:
@@ -185,10 +170,8 @@ def attention(hand: ByHand, t: float, between: str = "aten::div") -> None:
 
 @pytest.mark.parametrize(("between", "is_attention"), [("aten::div", True), ("aten::linear", False)])
 def test_softmax_between_two_batched_products_is_attention(between: str, is_attention: bool) -> None:
-    hand = ByHand()
-    model = hand.layer("model")
-    for number in range(STEPS):
-        t = 2000 * number
+    hand, model = one_layer()
+    for t in range(0, 2000 * STEPS, 2000):
         hand.step(t - 1, t + 1001)
         hand.call(model, t, t + 1000)
         attention(hand, t, between)
@@ -202,16 +185,14 @@ def test_softmax_between_two_batched_products_is_attention(between: str, is_atte
 
 
 def test_a_classifier_s_softmax_is_no_attention() -> None:
-    hand = ByHand()
-    model = hand.layer("model")
-    for number in range(STEPS):
-        t = 2000 * number
+    hand, model = one_layer()
+    for t in range(0, 2000 * STEPS, 2000):
         hand.step(t - 1, t + 1001)
         hand.call(model, t, t + 1000).op("aten::matmul", t, t + 500).event("aten::mm", t + 1, t + 499)
         hand.op("aten::softmax", t + 500, t + 600).op("aten::matmul", t + 600, t + 900)
         hand.event("aten::mm", t + 601, t + 899)
 
-    assert "attention unfused" not in found(hand.recording()).index
+    assert "attention unfused" not in found(hand.recording(), "attention unfused").index
 
 
 def gpu_step(call: str, begin: float, end: float, *, inside: str | None = None) -> ByHand:
@@ -253,13 +234,12 @@ def test_idle_time_is_laid_to_what_the_host_did_meanwhile(
 
 def test_communication_that_nothing_hides_is_found() -> None:
     hand = ByHand()
-    for number in range(STEPS):
-        t = 10_000 * number
+    for t in range(0, 10_000 * STEPS, 10_000):
         hand.step(t, t + 2000)
         hand.kernel("gemm", t + 1, t + 10, t + 1000)
         hand.kernel("ncclDevKernel_AllReduce", t + 5, t + 800, t + 1900)
 
-    exposed = found(hand.recording()).loc["collectives"]
+    exposed = found(hand.recording(), "collectives").loc["collectives"]
 
     assert exposed["bound_ms"] == pytest.approx(0.9)
     assert "18 % of the communication is hidden" in exposed["evidence"]
@@ -267,36 +247,33 @@ def test_communication_that_nothing_hides_is_found() -> None:
 
 def test_the_cost_of_tracing_is_no_finding() -> None:
     # 100 ops of 4 µs, of which tracing took 3.9 each, next to a long one.
-    hand = ByHand()
-    model = hand.layer("model")
-    for number in range(STEPS):
-        t = 10_000 * number
+    hand, model = one_layer()
+    for t in range(0, 10_000 * STEPS, 10_000):
         hand.step(t - 1, t + 1401)
         hand.call(model, t, t + 1400).op("aten::mm", t, t + 1000)
         for place in range(100):
             hand.op("aten::add", t + 1000 + 4 * place, t + 1004 + 4 * place)
 
-    assert "dispatch overhead" in found(hand.recording()).index
+    assert "dispatch overhead" in found(hand.recording(), "dispatch overhead").index
     assert found(hand.recording(cost={"op_ns": 3900.0, "call_ns": 0.0})).empty
 
 
 def test_ops_are_small_by_what_they_take_without_tracing() -> None:
-    hand = ByHand()
-    model = hand.layer("model")
-    for number in range(STEPS):
-        t = 10_000 * number
+    hand, model = one_layer()
+    for t in range(0, 10_000 * STEPS, 10_000):
         hand.step(t - 1, t + 3001)
         hand.call(model, t, t + 3000).op("aten::mm", t, t + 1000)
         for place in range(100):
             hand.op("aten::add", t + 1000 + 20 * place, t + 1012 + 20 * place)
 
-    assert "dispatch overhead" not in found(hand.recording()).index
-    assert "dispatch overhead" in found(hand.recording(cost={"op_ns": 6000.0, "call_ns": 0.0})).index
+    assert "dispatch overhead" not in found(hand.recording(), "dispatch overhead").index
+    assert (
+        "dispatch overhead" in found(hand.recording(cost={"op_ns": 6000.0, "call_ns": 0.0}), "dispatch overhead").index
+    )
 
 
 def test_what_disturbs_one_traced_step_counts_little() -> None:
-    hand = ByHand()
-    model = hand.layer("model")
+    hand, model = one_layer()
     begin = 0
     for pause in (0, 50_000, 0):
         hand.step(begin - 1, begin + 2001 + pause)
@@ -306,24 +283,24 @@ def test_what_disturbs_one_traced_step_counts_little() -> None:
             hand.op("aten::add", begin + 20 * place + late, begin + 4 + 20 * place + late)
         begin += 100_000
 
-    overhead = found(timed(hand.recording(), [2.0] * 20)).loc["dispatch overhead"]
+    overhead = found(timed(hand.recording(), [2.0] * 20), "dispatch overhead").loc["dispatch overhead"]
 
     assert overhead["bound_share"] == pytest.approx(1, abs=0.01)
 
 
 def test_what_lasts_longer_than_a_call_can_is_no_overhead_of_calls() -> None:
     # 100 ops of 4 µs, and 300 µs around each while other programs had the core, or memory was returned.
-    hand = ByHand()
-    model = hand.layer("model")
-    for number in range(STEPS):
-        t = 100_000 * number
+    hand, model = one_layer()
+    for t in range(0, 100_000 * STEPS, 100_000):
         hand.step(t - 1, t + 30_001)
         hand.call(model, t, t + 30_000)
         for place in range(100):
             hand.op("aten::add", t + 300 * place, t + 4 + 300 * place)
-    overhead = found(timed(hand.recording(), [10.0] * 20)).loc["dispatch overhead"]
+    overhead = found(timed(hand.recording(), [10.0] * 20), "dispatch overhead").loc["dispatch overhead"]
     slow = timed(hand.recording(), [300.0] * 20, noise={"load_after": 9.0, "cpus": 2})
-    busy = found(timed(hand.recording(), [10.0] * 20, noise={"load_after": 9.0, "cpus": 2})).loc["dispatch overhead"]
+    busy = found(timed(hand.recording(), [10.0] * 20, noise={"load_after": 9.0, "cpus": 2}), "dispatch overhead").loc[
+        "dispatch overhead"
+    ]
 
     # At most two tiny ops of 10 µs around each of 101 calls, whatever made the timed steps slower than the traced ones.
     assert overhead["bound_ms"] == pytest.approx(2.02 + 0.4 / 3, rel=0.01)
@@ -332,7 +309,7 @@ def test_what_lasts_longer_than_a_call_can_is_no_overhead_of_calls() -> None:
     assert "was busy" in busy["why"]
     # Traced steps that are three times as long as timed ones, or a busy CPU, make each bound doubtful.
     assert (overhead["confidence"], busy["confidence"]) == ("low", "low")
-    assert "dispatch overhead" not in found(slow).index
+    assert "dispatch overhead" not in found(slow, "dispatch overhead").index
 
 
 @given(st.lists(st.lists(st.floats(0, 1e6), min_size=4, max_size=4), min_size=3, max_size=6))
@@ -379,17 +356,15 @@ def test_a_finding_has_no_more_confidence_than_it_may_and_tells_the_reason() -> 
 
 
 def test_a_node_of_backward_is_an_owner_like_any_other() -> None:
-    hand = ByHand()
-    model = hand.layer("model")
-    for number in range(STEPS):
-        t = 10_000 * number
+    hand, model = one_layer()
+    for t in range(0, 10_000 * STEPS, 10_000):
         hand.step(t, t + 1000)
         hand.call(model, t, t + 100).op("aten::mm", t + 1, t + 99, 1)
         hand.event(NODE + "MmBackward0", t + 100, t + 1000, sequence=1, forward_thread=1)
         for place in range(40):
             hand.op("aten::mul", t + 110 + 20 * place, t + 112 + 20 * place)
 
-    overhead = found(hand.recording()).loc["dispatch overhead"]
+    overhead = found(hand.recording(), "dispatch overhead").loc["dispatch overhead"]
 
     assert overhead["bound_ms"] == pytest.approx(0.902)
 
@@ -401,7 +376,7 @@ def test_a_share_of_steps_that_differ_widely_is_uncertain() -> None:
         hand.step(10_000 * number - 1, 10_000 * number + 9_000)
     recording = timed(hand.recording(), [6.0] * 11 + [49.0] * 9, 4.0)
 
-    waits = found(recording).loc["input pipeline"]
+    waits = found(recording, "input pipeline").loc["input pipeline"]
 
     assert waits["confidence"] == "low"
     assert "own work takes 21.4 ms on average but mostly 2.00 ms" in waits["why"]

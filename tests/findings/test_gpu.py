@@ -35,8 +35,7 @@ def verdict(hand: ByHand) -> str:
 def two_kernels(between: float, stream_wait: bool = False, launched_at: float | None = None) -> ByHand:
     """Return steps with a kernel of 100 µs at their begin, and one after so many microseconds."""
     hand = ByHand()
-    for number in range(STEPS):
-        t = 20_000 * number
+    for t in range(0, 20_000 * STEPS, 20_000):
         end = t + 110 + between
         hand.step(t, end + 200)
         hand.kernel("gemm_a", t + 5, t + 10, t + 110)
@@ -71,8 +70,7 @@ def test_a_call_that_launches_many_kernels_counts_once_in_the_duration_of_a_laun
 )
 def test_lower_precision_is_for_products_in_float32_and_other_kernels_for_the_rest(kernel: str, advice: str) -> None:
     hand = ByHand()
-    for number in range(STEPS):
-        t = 20_000 * number
+    for t in range(0, 20_000 * STEPS, 20_000):
         hand.step(t, t + 1_000)
         hand.kernel(kernel, t + 5, t + 10, t + 990)
     found = Profile(hand.recording())._summary.findings
@@ -110,8 +108,7 @@ def test_idle_time_has_one_cause_and_adds_up_with_the_work_to_the_step(hand: ByH
 
 def test_many_short_gaps_are_launches_however_much_of_the_step_they_are() -> None:
     hand = ByHand()
-    for number in range(STEPS):
-        t = 20_000 * number
+    for t in range(0, 20_000 * STEPS, 20_000):
         hand.step(t, t + 5000)
         for place in range(50):
             hand.kernel("tiny", t + 100 * place + 80, t + 100 * place + 90, t + 100 * place + 95)
@@ -252,8 +249,7 @@ def test_a_step_is_no_longer_than_the_host_s_for_work_that_comes_much_later() ->
 @pytest.mark.parametrize(("busy", "noted"), [(False, True), (True, False)])
 def test_a_loop_over_parameters_costs_nothing_while_the_gpu_works(busy: bool, noted: bool) -> None:
     hand = ByHand()
-    for number in range(STEPS):
-        t = 20_000 * number
+    for t in range(0, 20_000 * STEPS, 20_000):
         hand.step(t, t + 5000)
         hand.event("Optimizer.step#SGD.step", t + 1000, t + 5000, "user_annotation")
         hand.kernel("gemm", t + 1, t + 10, t + (5000 if busy else 1000))
@@ -286,8 +282,7 @@ def test_idle_time_of_a_traced_step_shrinks_to_that_of_a_timed_one() -> None:
 
 def test_work_of_a_traced_step_that_is_longer_than_a_timed_one_shrinks_to_it() -> None:
     hand = two_kernels(1000)  # 0.2 ms of work in 1.31
-    for number in range(STEPS):
-        t = 20_000 * number
+    for t in range(0, 20_000 * STEPS, 20_000):
         hand.kernel("ncclDevKernel_AllReduce", t + 150, t + 160, t + 260)
         hand.kernel("Memcpy HtoD (Pinned -> Device)", t + 350, t + 360, t + 380, category="gpu_memcpy")
     gpu = facts_of(hand)
@@ -318,8 +313,7 @@ def test_copies_have_their_direction_size_memory_and_host_time() -> None:
         ("DtoH (Device -> Pinned)", 4, 7),
     )
     hand = ByHand()
-    for number in range(STEPS):
-        t = 20_000 * number
+    for t in range(0, 20_000 * STEPS, 20_000):
         hand.step(t, t + 2000).kernel("gemm", t + 5, t + 10, t + 110)
         for place, (kind, size, took) in enumerate(kinds):
             begin = t + 200 + 100 * place
@@ -342,8 +336,7 @@ def test_copies_have_their_direction_size_memory_and_host_time() -> None:
 
 def test_a_mostly_idle_gpu_is_never_said_to_bind_the_step() -> None:
     hand = ByHand()
-    for number in range(STEPS):
-        t = 20_000 * number
+    for t in range(0, 20_000 * STEPS, 20_000):
         hand.step(t, t + 510)
         for place in range(50):  # launched long before they begin, with 9 µs from one to the next
             hand.kernel("tiny", t + 2 * place, t + 5 + 10 * place, t + 6 + 10 * place)

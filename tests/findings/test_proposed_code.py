@@ -29,9 +29,9 @@ from perfnb.findings.rules.bound import compute, low_precision
 from perfnb.profile.profile import Profile
 from perfnb.recording.recording import Recording
 from perfnb.step.namespace import _LOADER_DEFAULTS
-from tests.findings.findings_recordings import PARTS, live_cpu, live_gpu, loaded, obeys_the_laws, unbound
+from tests.findings.findings_recordings import PARTS, found, live_cpu, live_gpu, loaded, obeys_the_laws, unbound
 from tests.findings.findings_recordings import facts as facts_from
-from tests.findings.test_findings import STEPS, found
+from tests.findings.test_findings import STEPS
 from tests.recordings import ByHand
 from tests.written_traces import Written, training
 
@@ -220,7 +220,7 @@ def test_one_line_switches_two_existing_optimizers() -> None:
     one = PARTS["optimizers"][0]
     recording = unnamed(live_cpu(), **{**PARTS, "optimizers": [one, {**one, "name": "other"}]})
 
-    advice = found(recording).loc["optimizer"]
+    advice = found(recording, "optimizer").loc["optimizer"]
 
     assert "this line switches the existing optimizers to fused=True." in advice["advice"]
     assert "construct torch.optim" not in advice["advice"], "they exist"
@@ -250,7 +250,7 @@ def looping(kind: str, steps: int = 3) -> Written:
 )
 def test_the_optimizer_of_a_trace_is_called_what_the_trace_calls_it(kind: str, said: str, tmp_path: Path) -> None:
     # Its layers have no number of parameters: the report of such a trace failed for that.
-    advice = found(loaded(tmp_path, looping(kind))).loc["optimizer"]
+    advice = found(loaded(tmp_path, looping(kind)), "optimizer").loc["optimizer"]
 
     assert advice["advice"].endswith(said)
     assert advice["code"] == ""
@@ -261,7 +261,7 @@ def test_an_optimizer_that_the_trace_does_not_hold_is_not_spoken_of() -> None:
     other = {**PARTS["optimizers"][0], "name": "old", "class": "SGD"}
     recording = unnamed(live_cpu(), **{**PARTS, "optimizers": [other, *PARTS["optimizers"]]})
 
-    advice = found(recording).loc["optimizer"]
+    advice = found(recording, "optimizer").loc["optimizer"]
 
     assert advice["evidence"].startswith("opt.step() takes")
     assert "old" not in advice["code"]
@@ -272,21 +272,20 @@ def test_an_optimizer_that_the_trace_does_not_hold_is_not_spoken_of() -> None:
 def test_sparse_gradients_are_not_proposed_for_a_table_that_another_layer_has(tied: bool) -> None:
     recording = unnamed(live_cpu(), **{**PARTS, "own_tables": [] if tied else ["net.emb"]})
 
-    assert ("sparse=True" in found(recording).loc["optimizer", "advice"]) == (not tied)
+    assert ("sparse=True" in found(recording, "optimizer").loc["optimizer", "advice"]) == (not tied)
 
 
 def small_ops(called: bool | None, compiled: bool = False, **meta: Any) -> pd.Series:
     """Return the finding of a model of small ops."""
     hand = ByHand()
     model = hand.layer("net", compiled=compiled)
-    for number in range(STEPS):
-        t = 10_000 * number
+    for t in range(0, 10_000 * STEPS, 10_000):
         hand.step(t - 1, t + 3001)
         hand.call(model, t, t + 3000).op("aten::mm", t, t + 1000)
         for place in range(100):
             hand.op("aten::add", t + 1000 + 20 * place, t + 1004 + 20 * place)
     parts = {} if called is None else {"models": [{"name": "net", "called": called}]}
-    return found(hand.recording(parts=parts, **meta)).loc["dispatch overhead"]
+    return found(hand.recording(parts=parts, **meta), "dispatch overhead").loc["dispatch overhead"]
 
 
 @pytest.mark.slow
@@ -312,7 +311,7 @@ def test_a_trace_without_layers_is_not_said_to_have_ops_in_some() -> None:
             hand.op("aten::add", t + 5 * place, t + 5 * place + 4, 100 * number + place)
             hand.node("AddBackward0", t + 600 + 10 * place, t + 609 + 10 * place, 100 * number + place)
 
-    evidence = found(hand.recording()).loc["dispatch overhead", "evidence"]
+    evidence = found(hand.recording(), "dispatch overhead").loc["dispatch overhead", "evidence"]
 
     assert "layers" not in evidence
     assert "(in 1 layer)" in small_ops(None)["evidence"]
@@ -386,23 +385,21 @@ def test_what_a_gpu_can_do_is_known_by_its_number(name: str, facts: dict[str, An
 )
 def test_kernels_in_float32_are_known_by_their_names(kernel: str, single: bool) -> None:
     hand = ByHand()
-    for number in range(STEPS):
-        t = 10_000 * number
+    for t in range(0, 10_000 * STEPS, 10_000):
         hand.step(t, t + 2000)
         hand.kernel(kernel, t + 1, t + 2, t + 1999)
 
-    assert ("none of them is in float32" in found(hand.recording()).loc["compute", "evidence"]) != single
+    assert ("none of them is in float32" in found(hand.recording(), "compute").loc["compute", "evidence"]) != single
 
 
 def test_copies_that_computation_hides_cost_nothing() -> None:
     hand = ByHand()
-    for number in range(STEPS):
-        t = 10_000 * number
+    for t in range(0, 10_000 * STEPS, 10_000):
         hand.step(t, t + 2000)
         hand.kernel("gemm", t + 1, t + 2, t + 1999)
         hand.kernel("Memcpy HtoD (Pinned -> Device)", t + 5, t + 10, t + 1500, category="gpu_memcpy")
 
-    assert "host-device copies" not in found(hand.recording()).index
+    assert "host-device copies" not in found(hand.recording(), "host-device copies").index
 
 
 def test_bytes_of_copies_come_from_the_trace(tmp_path: Path) -> None:
