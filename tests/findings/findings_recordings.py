@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import builtins
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +13,7 @@ import pandas as pd
 import perfnb
 from perfnb.findings.facts import Facts, StepFigures, facts_of
 from perfnb.findings.finding import Finding, Rule, finding_table, found_by
-from perfnb.findings.proposed_code import is_own_line
+from perfnb.findings.proposed_code import _IMPORTS, is_own_line, shown
 from perfnb.findings.rules import RULES
 from perfnb.findings.verdict import _applied, verdict_of
 from perfnb.profile.analysis import Analysis
@@ -230,31 +228,7 @@ def obeys_the_laws(recording: Recording, rules: Sequence[Rule] = RULES) -> list[
         assert not re.search(r"\bnan\b|<NA>|NaT|\bNone\b(?! of them)", said), one
     assert not (table["bound_share"] > 1 + 1e-9).any()
     for code in table["code"]:
-        assert unbound(code) <= known.variables, code
+        assert shown(_IMPORTS.sub("", code, count=1), known.variables) == code, code
         assert is_own_line(code), code
     assert {*table["remedy"]} - {""} <= by_name().keys()
     return found
-
-
-def unbound(code: str) -> set[str]:
-    """Return the names that a line of code reads and neither imports nor makes, nor Python has."""
-    tree = ast.parse(code)
-    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    made = {one.asname or one.name for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names}
-    targets = {
-        node.id
-        for part in ast.walk(tree)
-        if isinstance(part, (ast.comprehension, ast.For))
-        for node in ast.walk(part.target)
-        if isinstance(node, ast.Name)
-    }
-    assert not any(isinstance(node, ast.Constant) and node.value is ... for node in ast.walk(tree)), code
-    bound = made | targets | set(dir(builtins))
-    # An assignment binds its name for what follows it, and not for what it is made of.
-    free: set[str] = set()
-    for statement in tree.body:
-        inside = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
-        free |= {node.id for node in inside if isinstance(node.ctx, ast.Load)} - bound
-        bound |= {node.id for node in inside if isinstance(node.ctx, ast.Store)}
-    assert len(names) or not code
-    return free

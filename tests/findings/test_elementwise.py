@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 from perfnb.attribution.attribution import attribute
-from perfnb.findings.facts import Facts, facts_of
+from perfnb.findings.facts import Facts
 from perfnb.findings.gpu_facts import gpu_facts
 from perfnb.findings.rules.fusion import _on_gpu_ms, _segments, elementwise_chains, unfused_attention
-from perfnb.profile.summary import summarize
+from tests.findings.findings_recordings import facts as facts_from
 from tests.findings.findings_recordings import found, one_layer
 from tests.findings.test_findings import STEPS
 from tests.findings.test_gpu import two_kernels
@@ -21,8 +21,7 @@ from tests.recordings import ByHand
 
 
 def facts(hand: ByHand) -> Facts:
-    recording = hand.recording()
-    return facts_of(recording, attribute(recording), summarize(recording))
+    return facts_from(hand.recording())
 
 
 def trained(elsewhere: bool = False) -> ByHand:
@@ -74,9 +73,8 @@ def test_with_a_known_peak_the_fused_op_takes_the_time_of_its_arithmetic() -> No
         points = pd.DataFrame({"kind": ["op", "op", "op", "layer"], "name": ["aten::bmm"] * 2 + ["aten::mm", "model"]})
         points = points.assign(flops=pd.array([*flops, 10**9, 10**9], dtype="Int64"), dtype="float32")
         roofline: Any = SimpleNamespace(points=points, peaks={"float32": 1e12})
-        recording = hand.recording()
-        known = facts_of(recording, attribute(recording), replace(summarize(recording), roofline=roofline))
-        (finding,) = unfused_attention(known)
+        known = facts(hand)
+        (finding,) = unfused_attention(replace(known, figures=replace(known.figures, roofline=roofline)))
         assert finding.bound_ms is not None
         return finding.bound_ms
 
@@ -194,6 +192,7 @@ def test_products_of_attention_are_at_most_twelve_ops_from_the_softmax(before: i
     ("names", "rows"),
     [
         (["bmm", "softmax", "bmm"], [0, 1, 2]),
+        (["bmm", "bitwise_not", "rsub", "ne", "tanh", "softmax", "bmm"], [0, 1, 2, 3, 4, 5, 6]),
         (["bmm", "div", "softmax", "dropout", "bmm", "softmax", "bmm"], [0, 1, 2, 3, 4, 5, 6]),
         (["bmm", "softmax", "mm", "bmm"], []),
         (["bmm", "linear", "softmax", "bmm"], []),

@@ -6,14 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from perfnb.attribution.attribution import attribute
-from perfnb.findings.facts import facts_of
 from perfnb.findings.rules.bound import compute
 from perfnb.profile.profile import Profile
-from perfnb.profile.summary import summarize
-from tests.findings.findings_recordings import found, one_layer
+from tests.findings.findings_recordings import facts, found, one_layer
 from tests.findings.test_bound import roofline
-from tests.findings.test_findings import STEPS, attention, one_long_op, timed
+from tests.findings.test_findings import STEPS, timed
 from tests.recordings import ByHand
 
 
@@ -66,7 +63,7 @@ def test_calls_of_python_have_the_step_and_phase_in_which_they_begin() -> None:
 
 
 def test_what_follows_a_read_is_not_counted_twice() -> None:
-    table = found(with_pause("read").recording())
+    table = found(with_pause("read").recording(), "synchronisation", "host code")
 
     assert "synchronisation" in table.index
     assert "host code" not in table.index
@@ -97,26 +94,6 @@ def test_recomputation_costs_what_the_backward_pass_computes_again() -> None:
     assert again["rows"] == [{"kind": "layer", "name": "model.block"}]
 
 
-def test_one_pause_of_the_garbage_collector_in_many_steps_is_no_rule() -> None:
-    once = timed(one_long_op().recording(), [1.0] * 156 + [401.0] + [1.0] * 43, noise={"gc_pauses": [[156, 400.0]]})
-
-    assert "garbage collection" not in found(once, "garbage collection").index
-    few = timed(one_long_op().recording(), [1.0] * 4 + [401.0], noise={"gc_pauses": [[4, 400.0]]})
-    assert found(few, "garbage collection").loc["garbage collection", "confidence"] == "low"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("between", ["aten::bitwise_not", "aten::rsub", "aten::ne", "aten::tanh"])
-def test_masks_of_all_spellings_may_lie_in_attention(between: str) -> None:
-    hand, model = one_layer()
-    for t in range(0, 2000 * STEPS, 2000):
-        hand.step(t - 1, t + 1001)
-        hand.call(model, t, t + 1000)
-        attention(hand, t, between)
-
-    assert "attention unfused" in found(hand.recording(), "attention unfused").index
-
-
 def test_a_wait_inside_the_step_is_a_part_of_its_time() -> None:
     hand, model = one_layer()
     for t in range(0, 10_000 * STEPS, 10_000):
@@ -138,9 +115,10 @@ def test_layers_never_take_more_than_the_step() -> None:
         hand.step(t - 1, t + 1001 + late)
         hand.call(model, t, t + 1000 + late).op("aten::mm", t + 1, t + 999 + late)
     recording = timed(hand.recording(), [1.0] * 20)
-    summary = replace(summarize(recording), roofline=roofline(int(4e8), 1000, 11.0))
+    known = facts(recording)
+    figures = replace(known.figures, roofline=roofline(int(4e8), 1000, 11.0))
 
-    (slow,) = compute(facts_of(recording, attribute(recording), summary))
+    (slow,) = compute(replace(known, figures=figures))
 
     assert slow.bound_ms == pytest.approx(0.6, rel=0.01)
     assert "(100 % of the step) and reach 40 %" in slow.evidence

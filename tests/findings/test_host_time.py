@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -9,14 +10,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from perfnb.attribution.attribution import attribute
-from perfnb.findings.facts import facts_of
 from perfnb.findings.rules import repeated
 from perfnb.findings.rules.host import unnamed_share
-from perfnb.profile.summary import summarize
 from perfnb.recording.recording import ArithmeticRecord, PythonRecord, Recording
 from perfnb.recording.text import TEXT
-from tests.findings.findings_recordings import found, one_layer
+from tests.findings.findings_recordings import facts, found, one_layer
 from tests.findings.test_findings import STEPS, one_long_op
 from tests.findings.test_host import with_pause
 from tests.recordings import ByHand
@@ -69,7 +67,7 @@ NAMED = " Sampled: 40 % of the step in accuracy (metric.py:3: if row.argmax() ==
 
 
 def test_a_loop_of_reads_counts_as_a_whole_and_once() -> None:
-    table = found(metric(100, reads=True))
+    table = found(metric(100, reads=True), "synchronisation", "host code", "dispatch overhead")
 
     read = table.loc["synchronisation"]
     assert read["bound_ms"] == pytest.approx(6.0, rel=0.02)
@@ -125,9 +123,8 @@ def test_a_loop_of_small_ops_outside_the_model_is_host_code_with_its_ops() -> No
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_sampled_stacks_name_the_function_and_its_line(reads: bool) -> None:
-    table = found(sampled(metric(100, reads), *METRIC))
-
-    code = table.loc["synchronisation" if reads else "host code"]
+    name = "synchronisation" if reads else "host code"
+    code = found(sampled(metric(100, reads), *METRIC), name).loc[name]
     assert NAMED in code["evidence"]
     assert "stacks=True" not in code["advice"]
 
@@ -137,7 +134,7 @@ def test_a_bound_is_not_below_what_samples_give(reads: bool) -> None:
     less = [*METRIC[:5], (*METRIC[5][:-1], 54)]  # 6 of 60 ms
     more = [*METRIC[:5], (*METRIC[5][:-1], 1)]  # 6 of 7 ms
     name = "synchronisation" if reads else "host code"
-    without, *bounds = (found(made).loc[name, "bound_share"] for made in (
+    without, *bounds = (found(made, name).loc[name, "bound_share"] for made in (
         metric(100, reads), sampled(metric(100, reads), *less), sampled(metric(100, reads), *more)
     ))  # fmt: skip
 
@@ -157,7 +154,7 @@ def test_python_in_the_model_is_host_code_only_where_samples_name_it(named: bool
     recording = with_pause("op").recording()
     calls = [(-1, "phase", "forward", "", -1, "", 0), (0, "own", "Net.forward", "net.py", 7, "sort(x)", 3)]
 
-    table = found(sampled(recording, *calls) if named else recording)
+    table = found(sampled(recording, *calls) if named else recording, "host code")
 
     assert ("host code" in table.index) == named
     if named:
@@ -177,11 +174,8 @@ def test_python_in_the_model_is_host_code_only_where_samples_name_it(named: bool
         (lambda: with_pause("op").recording(), 0.5),
     ],
 )
-def test_what_samples_could_name_is_known_from_the_trace(recording: object, share: float) -> None:
-    made = recording()
-    attribution = attribute(made)
-
-    assert unnamed_share(facts_of(made, attribution, summarize(made))) == pytest.approx(share, abs=0.03)
+def test_what_samples_could_name_is_known_from_the_trace(recording: Callable[[], Recording], share: float) -> None:
+    assert unnamed_share(facts(recording())) == pytest.approx(share, abs=0.03)
 
 
 def test_an_interruption_of_one_step_is_nothing_to_sample() -> None:
@@ -189,10 +183,8 @@ def test_an_interruption_of_one_step_is_nothing_to_sample() -> None:
     for number, late in enumerate((0, 9000)):
         t = 100_000 * number
         hand.step(t, t + 1000 + late).call(model, t, t + 999).op("aten::mm", t + 1, t + 998)
-    made = hand.recording()
-    attribution = attribute(made)
 
-    assert unnamed_share(facts_of(made, attribution, summarize(made))) == 0.0
+    assert unnamed_share(facts(hand.recording())) == 0.0
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
@@ -207,7 +199,7 @@ def test_a_long_op_outside_the_model_counts_after_the_backward_pass(where: str) 
             hand.op("aten::clone", t + 1000, t + 2000)
         optimized(hand, t + 2000)
 
-    table = found(hand.recording())
+    table = found(hand.recording(), "host code")
 
     assert ("host code" in table.index) == (where == "after")
     if where == "after":
@@ -226,7 +218,7 @@ def test_gradients_that_are_clipped_one_by_one_are_no_host_code(gradients: int) 
             hand.op("aten::mul_", begin + 20 * gradients, begin + 20 * gradients + 5)
         optimized(hand, t + 1000 + 40 * gradients)
 
-    table = found(hand.recording(bare_cost={"op_ns": 500.0}))
+    table = found(hand.recording(bare_cost={"op_ns": 500.0}), "gradient clipping", "host code", "dispatch overhead")
 
     assert ("gradient clipping" in table.index) == (gradients == 40)
     assert ("host code" in table.index) == (gradients == 10)
@@ -246,7 +238,7 @@ def test_a_forward_pass_that_nothing_trains_next_to_one_that_is_trained_is_repea
         hand.call(model if again else teacher, t, t + 500).op("aten::mm", t + 1, t + 499, 7)
         trained(hand, model, t + 500)
 
-    table = found(hand.recording())
+    table = found(hand.recording(), "repeated forward")
 
     assert ("repeated forward" in table.index) == again
     if again:

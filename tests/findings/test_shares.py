@@ -47,7 +47,7 @@ def test_kernels_that_overlap_take_their_time_once() -> None:
             hand.rows[-1]["stream"] = stream
 
     obeys_the_laws(hand.recording())
-    table = found(hand.recording())
+    table = found(hand.recording(), "low precision unused")
 
     assert table.loc["low precision unused", "bound_ms"] == pytest.approx(1.8)
     assert "1.80 ms (90 % of the step)" in table.loc["low precision unused", "evidence"]
@@ -97,7 +97,7 @@ def test_medians_of_parts_are_no_more_than_the_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scale", [0.01, 0.3, 1.0, 40.0])
+@pytest.mark.parametrize("scale", [0.01, 40.0])
 def test_a_step_with_everything_wrong_obeys_whatever_slowed_it(scale: float) -> None:
     recording = live_cpu()
     is_timed = (recording.steps["pass"] == "timed").to_numpy()
@@ -249,7 +249,7 @@ def test_the_report_knows_one_ratio_of_traced_to_timed_steps() -> None:
     assert ratio in summary.findings.verdict.why
 
 
-@pytest.mark.parametrize(("more", "timed_ms"), [(0, 1.0), (0, 0.5), (0, 2.0), (3000, 1.0), (3000, 3.0)])
+@pytest.mark.parametrize(("more", "timed_ms"), [(0, 0.5), (3000, 3.0)])
 def test_an_update_saves_no_more_than_its_phase_is_shown_to_take(more: int, timed_ms: float) -> None:
     hand, model = one_layer()
     for number in range(3):
