@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -155,19 +154,6 @@ def test_models_are_left_as_they_were(training: bool) -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.deep
-@pytest.mark.slow
-def test_a_model_may_have_a_batch_of_its_own() -> None:
-    model = nn.Linear(4, 4)
-
-    comparison = perfnb.compare_architectures(
-        {"small": (model, torch.ones(2, 4)), "large": (model, torch.ones(64, 4))}, budget_s=1
-    )
-
-    flops = comparison.table["forward_flops"]
-    assert flops["large"] == 32 * flops["small"] == 2 * 64 * 4 * 4
-
-
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
@@ -263,28 +249,6 @@ def test_a_row_is_what_was_planted() -> None:
     assert row(layers=counted.assign(kernels=3.0))["launches_or_ops"] == 3 * len(roots)
 
 
-class TinyAttn(nn.Module):
-    """A model whose class, and those of its parts, do not reveal its purpose."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.conv_norm = nn.Embedding(50, 8), nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + nn.functional.relu(self.conv_norm(self.words((x[:, 0] > 0).long().sum(-1))).sum())
-
-
-@pytest.mark.slow
-def test_a_models_name_does_not_decide_what_it_does() -> None:
-    anonymous = type("Foo", (TinyAttn,), {})
-
-    found = perfnb.compare_architectures({"named": TinyAttn(), "anonymous": anonymous()}, X, budget_s=1)
-
-    shares = found.shares[(found.shares["by"] == "kind") & (found.shares["share"] > 0)]
-    for _, parts in shares.groupby("name")["part"]:
-        assert set(parts) == {"embedding", "linear", "activation", "other"}
-
-
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -305,17 +269,6 @@ def test_a_models_name_does_not_decide_what_it_does() -> None:
 )
 def test_kinds_of_ops(name: str, kind: str | None) -> None:
     assert kind_of_op(name) == kind
-
-
-@pytest.mark.slow
-def test_a_busy_machine_is_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (500.0, 500.0, 500.0))
-
-    models = perfnb.compare_architectures({"mlp": mlp()}, X, budget_s=1)
-    sizes = perfnb.scaling_study(lambda size: lambda: torch.ones(int(size)).sum(), [100, 1000], budget_s=1)
-
-    for found in (models, sizes):
-        assert "The machine was already busy (load 500.0 on" in str(found)
 
 
 def test_each_model_has_its_own_batch_or_that_of_all() -> None:

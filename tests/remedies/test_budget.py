@@ -114,9 +114,7 @@ def slow(clock: FakeClock, name: str, *, preparing_s: float = 0.0, switching_s: 
     return lever(name, prepared, **options)
 
 
-@pytest.mark.parametrize(
-    ("preparing_s", "switching_s"), [(4.0, 0.0), (0.0, 0.5), (2.0, 0.2), (15.0, 0.0)], ids=lambda value: f"{value:g} s"
-)
+@pytest.mark.parametrize(("preparing_s", "switching_s"), [(0.0, 0.5), (15.0, 0.0)], ids=lambda value: f"{value:g} s")
 def test_the_budget_holds_where_perfnb_s_own_work_takes_longer_than_steps(
     preparing_s: float, switching_s: float, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

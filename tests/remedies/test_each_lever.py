@@ -19,7 +19,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import perfnb
 from perfnb.bench.values import NOISE, REDUCED, SAME
@@ -761,35 +760,6 @@ def test_float32_is_checked_for_values_and_leaves_float64_as_it_was() -> None:
     assert {moment.dtype for state in opt.state.values() for moment in (state["exp_avg"], state["exp_avg_sq"])} == {
         torch.float64
     }
-
-
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(10))
-
-
-def doubled(samples: list[Any]) -> torch.Tensor:
-    return torch.tensor([2 * int(torch.as_tensor(sample).sum()) for sample in samples])
-
-
-@pytest.mark.parametrize(
-    "loader",
-    [
-        DataLoader(TensorDataset(torch.arange(10)), batch_size=3),
-        DataLoader(TensorDataset(torch.arange(10)), batch_size=3, drop_last=True, collate_fn=doubled),
-        DataLoader(range(10), batch_size=None),
-        DataLoader(Stream(), batch_size=4, drop_last=True),
-    ],
-    ids=["batches", "collated", "single samples", "a stream"],
-)
-def test_the_line_for_a_loader_loads_the_same_batches(loader: DataLoader[Any]) -> None:
-    subject = Subject(print, loader, {}, {}, ("loader", loader))
-    lever, names = by_name()["loader_workers"], {"torch": torch, "loader": loader}
-    assert lever.refuses(subject) == ""
-    exec("\n".join(lever.code(subject)), names)
-    assert names["loader"] is not loader
-    assert names["loader"].num_workers >= 1
-    assert [str(batch) for batch in names["loader"]] == [str(batch) for batch in loader]
 
 
 def test_levers_have_names_words_and_families() -> None:

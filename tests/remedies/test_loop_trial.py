@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from perfnb.remedies import loop_trial
-from perfnb.remedies.levers import loading, optimizers
+from perfnb.remedies.levers import by_name, loading, optimizers
 from perfnb.remedies.levers.loading import RestOfData, loader_with_workers
 from perfnb.remedies.loop_trial import LoopTrial, begin_trial
 from perfnb.remedies.subject import Subject
@@ -344,6 +345,27 @@ def test_an_interrupt_inside_a_lever_reaches_the_user(call: int, monkeypatch: py
     assert not trial.finished
     loop(trial, training, lambda _: 1.0)
     assert facts(trial)[0]["ratio"] is not None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "bounds", "rows", "ready"),
+    [
+        (["channels_last", "gc_freeze"], {}, {"channels_last", "gc_freeze"}, {"gc_freeze"}),
+        ([], {}, {"gc_freeze"}, {"gc_freeze"}),  # nobody asked for the others
+        ([], {"bound": 1.0}, {"gc_freeze", "channels_last"}, {"gc_freeze"}),  # a finding did
+    ],
+)
+def test_levers_that_are_refused_have_a_row_only_if_somebody_asked_for_them(
+    wanted: list[str], bounds: dict[str, float], rows: set[str], ready: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {name: replace(by_name()[name], answers=("bound",)) for name in ("channels_last", "gc_freeze")}
+    monkeypatch.setattr(loop_trial, "by_name", lambda: known)
+    monkeypatch.setattr(loop_trial, "IN_LOOPS", tuple(known))
+    trial = LoopTrial(wanted, bounds, ["model"], (10.0, 0.0), dict, None)
+    subject = Subject(print, None, {"model": torch.nn.Linear(2, 2)}, {}, None, chosen={"workers": 1, "threads": 1})
+
+    assert {lever.name for lever, _ in trial._chosen(subject)} == ready
+    assert {one.lever for one in trial.trials} == rows
 
 
 # A second loader on the rest of the data
