@@ -30,14 +30,7 @@ PARTS: dict[str, Any] = {
     "own_tables": ["net.emb"],
     "imports": ["torch"],
     "optimizers": [
-        {
-            "name": "opt",
-            "class": "AdamW",
-            "tensors": 50,
-            "elements": 30,
-            "groups": 1,
-            "at_once": ["fused", "foreach"],
-        }
+        {"name": "opt", "class": "AdamW", "tensors": 50, "elements": 30, "groups": 1, "at_once": ["fused", "foreach"]}
     ],
     "loader": {
         "name": "loader",

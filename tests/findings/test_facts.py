@@ -115,10 +115,7 @@ def test_steps_without_an_interval_are_too_few(count: int, ci_ms: Any, said: str
     [
         ({"scale": 1.51}, "timed steps took longer than traced ones minus tracing overhead"),
         ({"scale": 1.51, "slowdown": 1.0}, "timed steps took longer than traced ones minus tracing overhead"),
-        (
-            {"scale": 1.51, "slowdown": 0.5},
-            "timed steps took 2 times as long as traced ones, which do more work",
-        ),
+        ({"scale": 1.51, "slowdown": 0.5}, "timed steps took 2 times as long as traced ones, which do more work"),
         ({"scale": 1.5}, ""),
         (
             {"timed_ms": (10.0, 10.0, 10.0, 34.0)},
@@ -126,10 +123,7 @@ def test_steps_without_an_interval_are_too_few(count: int, ci_ms: Any, said: str
         ),
         ({"scale": 0.66}, "traced steps took longer than timed ones by more than tracing adds"),
         ({"scale": 0.66, "slowdown": 1.0}, "traced steps took longer than timed ones by more than tracing adds"),
-        (
-            {"scale": 0.66, "slowdown": 2.5},
-            "traced steps took 2.5 times as long as timed ones, more than tracing adds",
-        ),
+        ({"scale": 0.66, "slowdown": 2.5}, "traced steps took 2.5 times as long as timed ones, more than tracing adds"),
         ({"scale": 0.67}, ""),
         ({"scale": 0.0}, ""),
         ({"scale": 0.66, "meta": {"parts": AT_HAND, "stacks": True}}, ""),
@@ -165,13 +159,7 @@ def test_several_reasons_for_doubt_are_one_sentence() -> None:
 
 @pytest.mark.parametrize(
     ("threads", "scale", "load", "advised"),
-    [
-        (2, 1.6, 0.0, True),
-        (2, 1.0, 5.0, True),
-        (2, 0.6, 0.0, False),
-        (1, 1.6, 5.0, False),
-        (None, 1.6, 5.0, False),
-    ],
+    [(2, 1.6, 0.0, True), (2, 1.0, 5.0, True), (2, 0.6, 0.0, False), (1, 1.6, 5.0, False), (None, 1.6, 5.0, False)],
 )
 def test_one_thread_is_advised_if_others_may_lack_a_core(
     threads: int | None, scale: float, load: float, advised: bool
@@ -346,12 +334,7 @@ UNEXPLAINED = "The GPU is idle for another 3.00 ms, and the trace does not show 
         (["dispatch overhead", IDLE, "host code"], 0, "Slowed by", f"It is. {UNEXPLAINED}"),
         (["host code", "dispatch overhead", IDLE], 1, "Slowed by", f"It is. {UNEXPLAINED}"),
         ([IDLE, "host code"], 0, "The GPU is idle for 30 % of the step (3.00 ms of 10.0 ms), and the trace", "It is."),
-        (
-            ["compute"],
-            0,
-            "Compute-bound: doing this work faster, or less of it, could save at most 3.00",
-            "It is.",
-        ),
+        (["compute"], 0, "Compute-bound: doing this work faster, or less of it, could save at most 3.00", "It is."),
         (
             ["host-device copies"],
             0,

@@ -97,21 +97,6 @@ def forward_and_backward(hand: ByHand, model: int, t: int) -> None:
     hand.node("MmBackward0", t + 500, t + 1000, 1)
 
 
-def test_a_loop_over_parameters_counts_less_what_an_update_at_once_costs() -> None:
-    hand, model = one_layer()
-    for t in range(0, 10_000 * STEPS, 10_000):
-        forward_and_backward(hand, model, t)
-        hand.event("Optimizer.step#SGD.step", t + 1000, t + 3000, "user_annotation")
-        for place in range(200):
-            hand.op("aten::add_", t + 1001 + 9.9 * place, t + 1005 + 9.9 * place)
-    recording = hand.recording(bare_cost={"op_ns": 1000.0})
-
-    loop = found(recording, "optimizer").loc["optimizer"]
-
-    assert loop["bound_ms"] == pytest.approx(2.0 - 200 * 1.2e-3, rel=0.01)
-    assert loop["rows"][0] == {"kind": "phase", "name": "optimizer"}
-
-
 @pytest.mark.parametrize(("updates", "noted"), [(1, True), (2, True), (8, False)])
 def test_several_updates_in_a_step_cost_what_each_of_them_does_at_once(updates: int, noted: bool) -> None:
     hand, model = one_layer()
@@ -179,43 +164,6 @@ def test_softmax_between_two_batched_products_is_attention() -> None:
     assert unfused["rows"][0] == {"kind": "layer", "name": "model"}
 
 
-def gpu_step(call: str, begin: float, end: float, *, inside: str | None = None) -> ByHand:
-    """Return two kernels of 100 µs in each step, and a host call in the idle time between them."""
-    hand = ByHand()
-    for number in range(STEPS):
-        t = 10_000 * number
-        hand.step(t, t + 2000)
-        hand.kernel("gemm_a", t + 5, t + 10, t + 110)
-        if inside is not None:
-            hand.op(inside, t + begin - 1, t + end + 1)
-        hand.event(call, t + begin, t + end, "cuda_runtime", correlation=100_000 + number)
-        hand.kernel("gemm_b", t + 1800, t + 1810, t + 1910)
-    return hand
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("call", "inside", "begin", "bottleneck", "bound_ms"),
-    [
-        ("cudaFree", None, 200, "allocator", 1.5),
-        ("hipMemcpyWithStream", "aten::copy_", 200, "host-device copies", 1.5),
-        ("cudaStreamSynchronize", "aten::item", 50, "synchronisation", 1.7),  # all of the gap that it led to
-        ("cudaGetDevice", None, 200, "host work", 1.7),  # no launch takes so long
-    ],
-)
-def test_idle_time_is_laid_to_what_the_host_did_meanwhile(
-    call: str, inside: str | None, begin: float, bottleneck: str, bound_ms: float
-) -> None:
-    table = found(gpu_step(call, begin, 1700, inside=inside).recording())
-
-    assert table.index[0] == bottleneck
-    # Before the first kernel of a step the device is idle for 10 µs.
-    assert table["bound_ms"].iloc[0] == pytest.approx(bound_ms, abs=0.011)
-    # No time is laid to two causes.
-    causes = {"allocator", "host-device copies", "synchronisation", "launch overhead", "host work"}
-    assert table[table.index.isin(causes)]["bound_ms"].sum() <= 2.0 - 0.2  # the GPU works for 200 µs of each step
-
-
 def test_communication_that_nothing_hides_is_found() -> None:
     hand = ByHand()
     for t in range(0, 10_000 * STEPS, 10_000):
@@ -227,19 +175,6 @@ def test_communication_that_nothing_hides_is_found() -> None:
 
     assert exposed["bound_ms"] == pytest.approx(0.9)
     assert "18 % of the communication is hidden" in exposed["evidence"]
-
-
-def test_the_cost_of_tracing_is_no_finding() -> None:
-    # 100 ops of 4 µs, of which tracing took 3.9 each, next to a long one.
-    hand, model = one_layer()
-    for t in range(0, 10_000 * STEPS, 10_000):
-        hand.step(t - 1, t + 1401)
-        hand.call(model, t, t + 1400).op("aten::mm", t, t + 1000)
-        for place in range(100):
-            hand.op("aten::add", t + 1000 + 4 * place, t + 1004 + 4 * place)
-
-    assert "dispatch overhead" in found(hand.recording(), "dispatch overhead").index
-    assert found(hand.recording(cost={"op_ns": 3900.0, "call_ns": 0.0})).empty
 
 
 def test_ops_are_small_by_what_they_take_without_tracing() -> None:
@@ -254,22 +189,6 @@ def test_ops_are_small_by_what_they_take_without_tracing() -> None:
     assert (
         "dispatch overhead" in found(hand.recording(cost={"op_ns": 6000.0, "call_ns": 0.0}), "dispatch overhead").index
     )
-
-
-def test_what_disturbs_one_traced_step_counts_little() -> None:
-    hand, model = one_layer()
-    begin = 0
-    for pause in (0, 50_000, 0):
-        hand.step(begin - 1, begin + 2001 + pause)
-        hand.call(model, begin, begin + 2000 + pause)
-        for place in range(100):
-            late = pause if place >= 50 else 0
-            hand.op("aten::add", begin + 20 * place + late, begin + 4 + 20 * place + late)
-        begin += 100_000
-
-    overhead = found(timed(hand.recording(), [2.0] * 20), "dispatch overhead").loc["dispatch overhead"]
-
-    assert overhead["bound_share"] == pytest.approx(1, abs=0.01)
 
 
 def test_what_lasts_longer_than_a_call_can_is_no_overhead_of_calls() -> None:

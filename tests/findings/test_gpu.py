@@ -62,10 +62,7 @@ def test_a_call_that_launches_many_kernels_counts_once_in_the_duration_of_a_laun
         (two_kernels(500), {"launches": 0.5 + 0.01 + 0.1}),
         (two_kernels(5000), {"host": 5.0, "launches": 0.01 + 0.1}),
         (two_kernels(5000, launched_at=50), {"other": 5.0, "launches": 0.01 + 0.1}),
-        (
-            two_kernels(5000, stream_wait=True, launched_at=50),
-            {"awaited": 5.0, "launches": 0.01 + 0.1},
-        ),
+        (two_kernels(5000, stream_wait=True, launched_at=50), {"awaited": 5.0, "launches": 0.01 + 0.1}),
         (without_launches(two_kernels(5000)), {"unknown": 5.0 + 0.01 + 0.1}),
     ],
 )
@@ -78,6 +75,27 @@ def test_idle_time_has_one_cause_and_adds_up_with_the_work_to_the_step(hand: ByH
     step_ms = (hand.rows[0]["duration_ns"]) / 1e6
     assert gpu.busy_ms + sum(known.values()) == pytest.approx(step_ms)
     assert gpu.span_ms == pytest.approx(step_ms)
+
+
+@pytest.mark.parametrize(
+    ("call", "begin", "idle_by"),
+    [
+        ("cudaFree", 200, {"allocator": 1.5, "launches": 0.3}),
+        ("hipMemcpyWithStream", 200, {"copies": 1.5, "launches": 0.3}),
+        ("cudaStreamSynchronize", 50, {"synchronisation": 1.7, "launches": 0.1}),  # all of the gap that it led to
+        ("cudaGetDevice", 200, {"host": 1.7, "launches": 0.1}),  # no launch takes so long
+    ],
+)
+def test_idle_time_is_laid_to_what_the_host_did_meanwhile(call: str, begin: float, idle_by: dict[str, float]) -> None:
+    hand = ByHand()
+    for number in range(STEPS):
+        t = 10_000 * number
+        hand.step(t, t + 2000)
+        hand.kernel("gemm_a", t + 5, t + 10, t + 110)
+        hand.event(call, t + begin, t + 1700, "cuda_runtime", correlation=100_000 + number)
+        hand.kernel("gemm_b", t + 1800, t + 1810, t + 1910)
+
+    assert {cause: ms for cause, ms in facts_of(hand).idle_by.items() if ms} == pytest.approx(idle_by, abs=0.011)
 
 
 def test_many_short_gaps_are_launches_however_much_of_the_step_they_are() -> None:

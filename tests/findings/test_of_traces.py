@@ -13,19 +13,10 @@ from tests.trace.test_public_traces import expected, pytestmark
 __all__ = ["pytestmark"]
 
 
-def first(name: str) -> dict[str, object]:
-    return dict(load(name).findings.iloc[0])
-
-
 def verdict(name: str) -> str:
     found = load(name)._summary.findings
     assert found is not None
     return found.verdict.verdict
-
-
-def calls_ms(name: str, *calls: str) -> float:
-    events = load(name).events
-    return float(events.loc[events["name"].isin(calls), "duration_ns"].sum()) / 1e6
 
 
 def covered_ms(spans: Iterable[tuple[int, int]]) -> float:
@@ -127,22 +118,6 @@ def test_the_verdict_follows_from_the_length_of_the_steps_and_the_gpu_s_work(
     assert waits <= (length - busy_ms(name)) * 1.001
 
 
-@pytest.mark.parametrize(("name", "known"), [("compare_base", 2), ("compare_test", 1)])
-def test_idle_time_between_work_whose_launch_is_not_on_record_is_not_explained(name: str, known: int) -> None:
-    events = load(name).events
-    work = events[events["category"].isin(["kernel", "gpu_memcpy", "gpu_memset"])]
-    calls = events[events["category"] == "cuda_runtime"]
-    assert work["correlation"].isin(calls["correlation"]).sum() == known
-
-    found = first(name)
-
-    idle = (sum(end - start for start, end in steps_of(name)) / 1e6 - busy_ms(name)) / 2
-    assert found["bound_ms"] == pytest.approx(idle, rel=1e-3)
-    assert found["confidence"] == "low"
-    assert "and the trace does not show why" in verdict(name)
-    assert "with_stack=True" in str(found["code"])
-
-
 def test_a_trace_of_the_host_alone_says_that_no_gpu_is_in_it() -> None:
     found = load("rank_not_found")._summary.findings
 
@@ -150,42 +125,6 @@ def test_a_trace_of_the_host_alone_says_that_no_gpu_is_in_it() -> None:
     assert found is not None
     assert "The trace contains no GPU work." in found.verdict.why
     assert "0.00 µs" not in " ".join(found.table["evidence"])
-
-
-def test_a_blocking_copy_holds_a_decoding_step_up() -> None:
-    # 98 % idle, and but one call explains it: 463 of 474 ms in hipMemcpyWithStream.
-    held = calls_ms("mi300_sglang_decode", "hipMemcpyWithStream")
-    assert held == pytest.approx(463.06, abs=0.01)
-    assert load("mi300_sglang_decode").gpu_time["idle_pct"].iloc[0] == pytest.approx(97.94, abs=0.01)
-
-    found = first("mi300_sglang_decode")
-
-    assert found["bottleneck"] == "host-device copies"
-    assert found["bound_ms"] == pytest.approx(held, rel=0.02)
-    # What came next had been launched before the call, and waited for an event recorded before the trace began.
-    assert found["confidence"] == "low"
-    assert "had already been launched" in str(found["evidence"])
-    assert "before the trace began" in str(found["blind"])
-    # One copy of 256 bytes to the host: nothing to pin, and no promise of a saving of which nothing is known.
-    assert "1 copy to the host of 256 B" in str(found["evidence"])
-    assert "pinned memory would not help" in str(found["advice"])
-    assert "save" not in verdict("mi300_sglang_decode")
-    assert "while the host is blocked by copies between host and device" in verdict("mi300_sglang_decode")
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_ranks_that_communicate_without_computing_are_told_so(rank: int) -> None:
-    profile = load(f"sampled_rank_{rank}")
-    gpu, found = profile.gpu_time.iloc[0], profile.findings.set_index("bottleneck")
-
-    exposed = (gpu["communication_ms"] - gpu["overlap_ms"]) / 2  # of two steps
-    assert found.loc["collectives", "bound_ms"] == pytest.approx(exposed, rel=0.02)
-    # Idle time after a launch had returned is not laid to the host, nor to another rank: nothing on record explains it.
-    unknown = profile.gpu_idle["other_ms"].sum() / 2
-    assert found.loc["unexplained idle time", "bound_ms"] == pytest.approx(unknown, rel=0.1)
-    length = sum(end - start for start, end in steps_of(f"sampled_rank_{rank}")) / 1e6
-    idle = (length - busy_ms(f"sampled_rank_{rank}")) / 2
-    assert found.loc[["unexplained idle time", "host work"], "bound_ms"].sum() == pytest.approx(idle, rel=0.1)
 
 
 @pytest.mark.slow

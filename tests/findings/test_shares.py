@@ -7,7 +7,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import strategies as st
 
@@ -15,14 +14,13 @@ from perfnb.errors import TraceError
 from perfnb.profile.profile import Profile
 from perfnb.recording.recording import Recording
 from tests.findings.findings_recordings import facts, found, live_cpu, loaded, obeys_the_laws, one_layer
-from tests.findings.test_findings import STEPS, timed
+from tests.findings.test_findings import timed
 from tests.findings.test_host import with_pause
 from tests.laws import holds_of
 from tests.recordings import ByHand
 from tests.written_traces import Written
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("after", ["step", "read"])
 def test_python_that_tracing_slowed_too_is_no_more_than_the_step(after: str) -> None:
     # Of a traced step of 4 ms 2 lie between ops; a timed one took but 0.1, as where Python's calls were recorded.
@@ -35,40 +33,6 @@ def test_python_that_tracing_slowed_too_is_no_more_than_the_step(after: str) -> 
     assert found(slowed).loc[name, "bound_ms"] == pytest.approx(2.0, rel=0.1)
     if after == "read":
         assert found(timed(with_pause(after).recording(), [1.0] * 20)).loc[name, "bound_share"] < 0.6
-
-
-@pytest.mark.slow
-def test_kernels_that_overlap_take_their_time_once() -> None:
-    hand = ByHand()
-    for t in range(0, 10_000 * STEPS, 10_000):
-        hand.step(t, t + 2000)
-        for stream in range(40):
-            hand.kernel("volta_sgemm_128x64", t + 1 + stream, t + 100, t + 1900)
-            hand.rows[-1]["stream"] = stream
-
-    obeys_the_laws(hand.recording())
-    table = found(hand.recording(), "low precision unused")
-
-    assert table.loc["low precision unused", "bound_ms"] == pytest.approx(1.8)
-    assert "1.80 ms (90 % of the step)" in table.loc["low precision unused", "evidence"]
-
-
-@pytest.mark.slow
-def test_a_gpu_that_worked_longer_while_it_was_traced_worked_no_longer_than_the_step() -> None:
-    hand = ByHand()
-    for t in range(0, 10_000 * STEPS, 10_000):
-        hand.step(t, t + 2000)
-        hand.kernel("elementwise", t + 1, t + 100, t + 1900)
-        hand.kernel("gemm", t + 1, t + 1900, t + 1990)
-
-    recording = timed(hand.recording(), [0.05] * 20)
-    obeys_the_laws(recording)
-    gpu = facts(recording).gpu
-
-    assert gpu is not None
-    assert gpu.busy_ms == pytest.approx(0.05)
-    assert gpu.idle_ms == 0
-    assert gpu.ran_ms(np.ones(2 * STEPS, dtype=bool)) == pytest.approx(0.05)
 
 
 def test_a_pause_within_the_wait_for_a_batch_is_a_part_of_it() -> None:
@@ -96,7 +60,6 @@ def test_medians_of_parts_are_no_more_than_the_whole(tmp_path: Path) -> None:
     obeys_the_laws(loaded(tmp_path, trace))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.01, 40.0])
 def test_a_step_with_everything_wrong_obeys_whatever_slowed_it(scale: float) -> None:
     recording = live_cpu()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -176,19 +175,6 @@ def test_levers_that_could_not_be_timed_are_told_which_budget_would_do(
     assert f"raise budget_s (about {said[1]} s would be enough for all)" in str(short.table.loc["half", "why_not"])
     timing = False
     assert perfnb.try_levers(step, levers=["half"], budget_s=need_s).table.loc["half", "verdict"] == "faster"
-
-
-@pytest.mark.deep
-def test_a_step_that_does_not_repeat_itself_blames_no_lever() -> None:
-    model = nn.Linear(4, 4)
-
-    def step() -> None:
-        (model(torch.ones(2, 4)) * (1 + time.perf_counter_ns() % 1000)).sum().backward()
-
-    found = perfnb.try_levers(step, levers=["threads", "autocast"], budget_s=60)
-    assert set(found.table["values"]) == {"not checked"}
-    assert "the step is not reproducible" in str(found)
-    assert measure_yardstick(find_subject(step, None, {"model": model})).repeats is False
 
 
 def test_arguments_that_cannot_work_are_refused_at_once() -> None:
@@ -378,17 +364,6 @@ def test_a_lever_that_draws_otherwise_is_checked_with_random_numbers_in_order() 
     plain = Lever("draws", "", nothing, other_dropout(1), lambda _: [])
     with prepared(plain, subject, 0.0) as one:
         assert check([one], subject, yardstick).verdict == DIFFERENT
-
-
-@pytest.mark.deep
-def test_dropout_is_checked_under_compile() -> None:
-    step, _ = training(middle=nn.Dropout(0.5))
-    subject = find_subject(step, None, namespace_of(step))
-    compile_ = by_name()["compile"]
-    if why := compile_.refuses(subject):
-        pytest.skip(why)
-    with prepared(compile_, subject, 0.0) as one:
-        assert check([one], subject, measure_yardstick(subject)).verdict in (SAME, NOISE)
 
 
 @pytest.mark.parametrize(

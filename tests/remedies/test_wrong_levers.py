@@ -305,10 +305,7 @@ LEAKS: dict[str, tuple[Callable[[Subject], Any], str]] = {
     "a hook": (leak_hook, r"model"),
     "a frozen weight": (lambda s: next(iter(s.parameters)).requires_grad_(False), r"model"),
     "evaluation mode": (lambda s: next(iter(s.models.values())).eval(), r"model"),
-    "the learning rate": (
-        lambda s: next(iter(s.optimizers.values())).param_groups[0].update(lr=1.0),
-        r"opt",
-    ),
+    "the learning rate": (lambda s: next(iter(s.optimizers.values())).param_groups[0].update(lr=1.0), r"opt"),
     "a new group": (
         lambda s: next(iter(s.optimizers.values())).add_param_group({"params": [nn.Parameter(torch.ones(1))]}),
         r"opt",

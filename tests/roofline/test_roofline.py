@@ -28,26 +28,6 @@ def profile(step: Callable[[], object], **options: object) -> Profile:
     return made
 
 
-@pytest.mark.deep
-def test_a_product_has_a_sixth_of_its_size_as_intensity() -> None:
-    size = 384
-    left, right = torch.ones(size, size), torch.ones(size, size)
-
-    roofline = profile(lambda: left @ right, memory=False).roofline
-
-    assert roofline is not None
-    (product,) = roofline.points.to_dict("records")
-    assert (product["kind"], product["name"], product["dtype"]) == ("op", "aten::mm", "float32")
-    assert product["flops"] == 2 * size**3
-    assert product["intensity"] == size / 6
-    assert product["achieved_flops_per_s"] == pytest.approx(product["flops"] / product["ms"] * 1e3)
-    assert roofline.bandwidth is not None
-    slope, peak = size / 6 * roofline.bandwidth, roofline.peaks["float32"]
-    assert product["attainable_flops_per_s"] == pytest.approx(min(slope, peak))
-    assert product["bound"] == ("compute" if slope >= peak else "memory")
-    assert product["efficiency"] == pytest.approx(product["achieved_flops_per_s"] / min(slope, peak))
-
-
 @pytest.mark.slow
 def test_layers_lie_under_the_roof_and_what_has_no_formula_is_listed(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 128))
