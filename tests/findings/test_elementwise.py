@@ -12,6 +12,7 @@ import pytest
 from perfnb.attribution.attribution import attribute
 from perfnb.findings.facts import Facts
 from perfnb.findings.gpu_facts import gpu_facts
+from perfnb.findings.rules import fusion
 from perfnb.findings.rules.fusion import _on_gpu_ms, _segments, elementwise_chains, unfused_attention
 from tests.findings.findings_recordings import facts as facts_from
 from tests.findings.findings_recordings import found, one_layer
@@ -66,6 +67,25 @@ def test_on_a_gpu_operators_take_the_time_of_what_they_launched() -> None:
     assert ms((5, 6)) == pytest.approx(0.1)
     assert ms((0, 700), (5, 6)) == pytest.approx(0.2)
     assert ms((0, 5), (6, 600)) == 0.0
+
+
+def test_on_a_gpu_attention_takes_the_time_of_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusion, "_with_inside", lambda facts, used: pd.Series(True, index=facts.ops.index))
+    monkeypatch.setattr(fusion, "_on_gpu_ms", lambda gpu, ops: float(len(ops)))
+    ops = pd.DataFrame({"op": pd.Categorical(["aten::bmm", "aten::softmax", "aten::baddbmm"])})
+    known: Any = SimpleNamespace(ops=ops, gpu=object())
+    assert fusion._times(known, ops) == (3.0, 2.0)
+
+
+def test_short_attention_is_no_finding() -> None:
+    hand = trained()
+    for number in range(STEPS):
+        t = 10_000 * number
+        next(row for row in hand.rows if row["name"] == f"pf_step#{number}")["duration_ns"] = 9_000_000
+        hand.op("aten::mm", t + 4002, t + 8998)
+    assert found(hand.recording(), "attention unfused").index.tolist() == ["attention unfused"]
+    known = facts(hand)
+    assert list(unfused_attention.search(replace(known, step_ms=999.0))) == []
 
 
 def test_with_a_known_peak_the_fused_op_takes_the_time_of_its_arithmetic() -> None:

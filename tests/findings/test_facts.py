@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perfnb.findings.doubts import disagree, doubt_of, held_up, too_few_steps
+from perfnb.findings.doubts import doubt_of, held_up, too_few_steps
 from perfnb.findings.facts import Facts, facts_of
 from perfnb.findings.finding import Finding, deciding
 from perfnb.findings.gpu_facts import Doing
@@ -73,12 +73,6 @@ def made(
         cells_ns=np.array([ms * 1e6 for ms in cells_ms.values()]),
         **given,
     )
-
-
-def test_of_a_steady_step_nothing_is_doubted() -> None:
-    assert doubt_of(made()) == ""
-    assert too_few_steps(made()) == ""
-    assert not held_up(made())
 
 
 @pytest.mark.parametrize(
@@ -180,11 +174,6 @@ def test_one_thread_is_advised_if_others_may_lack_a_core(
 def test_traced_steps_that_compiled_show_the_compiler(compiled: list[Any], said: str) -> None:
     assert said in doubt_of(made(meta={"traced_compilations": compiled}))
     assert doubt_of(made((), meta={"traced_compilations": compiled})) == ""
-
-
-def test_steps_disagree_from_half_as_much_again_on() -> None:
-    assert not disagree(pd.Series([2.0, 3.0]))
-    assert disagree(pd.Series([3.1, 2.5, 2.0]))
 
 
 def test_steps_whose_own_work_is_uneven() -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from perfnb.attribution.attribution import attribute
+from perfnb.attribution.blocks import Kind
+from perfnb.findings import gpu_facts as of_gpu
 from perfnb.findings.gpu_facts import Copies, GpuFacts, gpu_facts
 from perfnb.findings.rules.optimizer import optimizer_loop
+from perfnb.gpu.device_time import LAUNCH_NS
+from perfnb.recording.nesting import NONE
 from tests.findings.findings_recordings import facts, found
 from tests.recordings import ByHand
 
@@ -96,6 +102,32 @@ def test_idle_time_is_laid_to_what_the_host_did_meanwhile(call: str, begin: floa
         hand.kernel("gemm_b", t + 1800, t + 1810, t + 1910)
 
     assert {cause: ms for cause, ms in facts_of(hand).idle_by.items() if ms} == pytest.approx(idle_by, abs=0.011)
+
+
+@pytest.mark.parametrize(
+    ("call", "called", "second", "begin", "end"),
+    [
+        (NONE, 0, 60, 20, 80),  # its launch is not in the trace
+        (0, 20 - LAUNCH_NS // 1000, 60, 1, 80),
+        (0, 19 - LAUNCH_NS // 1000, 60, 20, 80),  # it waited in a queue
+        (0, 10, 65, 1, 80),  # the GPU works for half of the time after the host's step
+        (0, 10, 66, 1, 50),
+    ],
+)
+def test_without_marks_a_step_is_that_of_the_host_and_what_is_left_of_its_work(
+    call: int, called: int, second: int, begin: int, end: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host's step takes from 1 to 50 µs; two kernels run from 20 to 30, and from `second` to 80."""
+    start, ends = 1000 * np.array([20, second]), 1000 * np.array([30, 80])
+    work: Any = SimpleNamespace(start=start, end=ends, call=np.array([call, call]))
+    blocks = pd.DataFrame({"kind": [Kind.STEP, Kind.ENGINE], "start": [1000, 0], "end": [50_000, 99_000]})
+    monkeypatch.setattr(of_gpu, "step_windows", lambda events: pd.DataFrame())
+    monkeypatch.setattr(of_gpu, "_spans", lambda events: (None, np.array([1000 * called])))
+    attribution: Any = SimpleNamespace(host=SimpleNamespace(blocks=blocks))
+
+    steps = of_gpu._steps(pd.DataFrame(), work, np.ones(2, dtype=bool), attribution)
+
+    assert (steps.start.tolist(), steps.end.tolist()) == ([1000 * begin], [1000 * end])
 
 
 def test_many_short_gaps_are_launches_however_much_of_the_step_they_are() -> None:

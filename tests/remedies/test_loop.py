@@ -22,10 +22,9 @@ import perfnb
 from perfnb import quantities as fmt
 from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED, Values
 from perfnb.errors import CaptureError
-from perfnb.remedies import levers as registered
 from perfnb.remedies import loop, measuring, try_levers, values
 from perfnb.remedies.budget import TrialBudget
-from perfnb.remedies.lever import Lever, PreparedLever, Switch, always, prepared
+from perfnb.remedies.lever import Lever, PreparedLever, Switch, prepared
 from perfnb.remedies.levers import by_name
 from perfnb.remedies.levers.compiling import compiled
 from perfnb.remedies.loop import LeverLoop
@@ -36,6 +35,7 @@ from perfnb.remedies.values import Yardstick, check, measure_yardstick
 from perfnb.remedies.verdicts import LeverFigures, LeverTrial
 from perfnb.step.namespace import namespace_of
 from tests.fake_clock import FakeClock
+from tests.remedies.hard_steps import plant, switched
 
 
 def training(width: int = 16, pause: Callable[[], Any] = lambda: None, middle: nn.Module | None = None) -> Any:
@@ -53,17 +53,9 @@ def training(width: int = 16, pause: Callable[[], Any] = lambda: None, middle: n
     return step, model
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, *levers: Lever) -> None:
-    monkeypatch.setattr(registered, "LEVERS", (*registered.LEVERS, *levers))
-
-
 def nothing(_: Subject) -> str:
     """Return an empty reason, which refuses nothing."""
     return ""
-
-
-def lever(name: str, on: Callable[[Subject], Any], **traits: Any) -> Lever:
-    return Lever(name, "a lever of a test", nothing, always(on), lambda _: [f"# {name}"], **traits)
 
 
 class Waiting:
@@ -92,7 +84,7 @@ class Waiting:
 @pytest.mark.parametrize("step_s", [0.05, 2.0])
 def test_the_budget_holds(step_s: float, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     wait = Waiting(clock, step_s)
-    plant(monkeypatch, lever("half", wait.shorter(0.5)))
+    plant(monkeypatch, switched("half", wait.shorter(0.5)))
     step, _ = training(pause=wait)
     begin = clock.now_ns
     found = perfnb.try_levers(step, levers=["half", "gc_freeze", "foreach_optimizer"], budget_s=120)
@@ -105,7 +97,7 @@ def test_everything_that_is_said_of_a_kept_lever_is_of_one_measurement(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wait = Waiting(clock, 0.1)
-    plant(monkeypatch, lever("half", wait.shorter(0.5)))
+    plant(monkeypatch, switched("half", wait.shorter(0.5)))
     found = perfnb.try_levers(training(pause=wait)[0], levers=["half"], budget_s=30)
     row, confirmed, step_ms = found.table.loc["half"], found.figures.confirmed, found.figures.step_ms
     assert confirmed is found.figures.trials[0]
@@ -135,7 +127,7 @@ def test_a_lever_that_settles_is_timed_in_blocks_after_its_first_step(
             patch.setattr(Waiting, "__call__", lambda self: pause())
             yield
 
-    plant(monkeypatch, lever("compiled", on, settles=settles))
+    plant(monkeypatch, switched("compiled", on, settles=settles))
     step, _ = training(pause=lambda: wait())
     found = perfnb.try_levers(step, levers=["compiled"], budget_s=60)
     row = found.table.loc["compiled"]
@@ -162,7 +154,7 @@ def test_levers_that_could_not_be_timed_are_told_which_budget_would_do(
         timing = words.startswith(("try ", "confirm "))
 
     monkeypatch.setattr("perfnb.draw.progress.Progress.__call__", told)
-    plant(monkeypatch, lever("half", switching_slowly))
+    plant(monkeypatch, switched("half", switching_slowly))
     step, _ = training(pause=wait)
     short = perfnb.try_levers(step, levers=["half"], budget_s=10)
     assert short.table.loc["half", "verdict"] == "not timed"
@@ -194,7 +186,7 @@ def test_a_leaked_switch_names_its_lever_and_is_put_back(clock: FakeClock, monke
         torch.set_num_threads(threads + 1)
         yield
 
-    plant(monkeypatch, lever("leaks", leaking))
+    plant(monkeypatch, switched("leaks", leaking))
     step, _ = training(pause=Waiting(clock, 0.1))
     words = "After trying leaks, torch's number of threads has changed: perfnb has restored it"
     with pytest.raises(CaptureError, match=words):
@@ -212,17 +204,8 @@ def test_a_step_that_only_accumulates_gradients_trains() -> None:
     assert find_subject(step, None, namespace_of(step)).trains
 
 
-class Two(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(torch.relu(self.first(x)))
-
-
 def test_a_model_that_is_compiled_in_place_is_not_compiled_again(clock: FakeClock) -> None:
-    model, x, wait = Two(), torch.randn(4, 8), Waiting(clock, 0.1)
+    model, x, wait = nn.Linear(8, 1), torch.randn(4, 8), Waiting(clock, 0.1)
     model.compile(backend="eager", fullgraph=True)
 
     def step() -> None:
@@ -298,7 +281,7 @@ def test_quality_and_limits_are_those_of_a_report(
     limits: Any, keeps: bool, says: str, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wait = Waiting(clock, 0.1)
-    plant(monkeypatch, lever("half", wait.shorter(0.5)))
+    plant(monkeypatch, switched("half", wait.shorter(0.5)))
     step, _ = training(pause=wait)
     quality = lambda: {"loss": 2.0 if wait.seconds < 0.1 else 1.0}  # noqa: E731
     judged: dict[str, Any] = {} if limits is not None and "loss" not in limits else {"quality": quality}
@@ -393,7 +376,7 @@ def test_the_truth_is_in_float64_or_else_with_another_number_of_threads(
     *first, (last, count) = asked
     assert [options for options, _ in first[:3]] == [{"steps": 1}, {"steps": 1}, {"steps": 1, "seed_shift": 1}]
     assert (last.get("float64", False), count == threads) == ((False, False) if why_not else (True, True))
-    idle = PreparedLever(lever("idle", lambda _: nullcontext()), nullcontext)
+    idle = PreparedLever(switched("idle", lambda _: nullcontext()), nullcontext)
     assert check([idle], subject, Yardstick({}, {}, "", random=False, repeats=False)).verdict == UNCHECKED
 
 
@@ -480,7 +463,7 @@ class Given:
                 self.on.remove(name)
             one.on = False
 
-        one = PreparedLever(lever(name, lambda _: switch(), **traits), switch)
+        one = PreparedLever(switched(name, lambda _: switch(), **traits), switch)
         one.trial = LeverTrial(name, "faster" if ratio else "not timed", ratio=ratio, **trial)
         self.loop.figures.trials.append(one.trial)
         return one
@@ -748,7 +731,7 @@ def test_a_lever_that_breaks_the_step_while_it_is_timed_is_left_out_and_the_othe
     assert hopeless.trial.why_not.startswith("too slow to keep timing")
     assert half.trial.why_not == ""
     assert [budget_s for _, budget_s, _ in given.asked] == [pytest.approx(100.0, abs=0.01), pytest.approx(0, abs=0.01)]
-    assert given.loop._rows_of([late], 10.0, "")[0] == []
+    assert given.loop._time([late]) == 0.0
     given.ms = lambda on: (_ for _ in ()).throw(OSError("the disk is full"))
     with pytest.raises(OSError, match="disk is full"):
         given.loop._time([half])
