@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import builtins
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,11 @@ import pandas as pd
 
 import perfnb
 from perfnb.findings.facts import Facts, StepFigures, facts_of
-from perfnb.findings.finding import Finding, found_by
-from perfnb.findings.proposed_code import is_own_line
+from perfnb.findings.finding import Finding, Rule, finding_table, found_by
+from perfnb.findings.proposed_code import _IMPORTS, is_own_line, shown
 from perfnb.findings.rules import RULES
+from perfnb.findings.verdict import _applied, verdict_of
 from perfnb.profile.analysis import Analysis
-from perfnb.profile.summary import summarize
 from perfnb.recording.compiled_layers import CompiledCode, with_compiled_regions
 from perfnb.recording.recording import ArithmeticRecord, Recording
 from perfnb.remedies.levers import by_name
@@ -31,14 +30,7 @@ PARTS: dict[str, Any] = {
     "own_tables": ["net.emb"],
     "imports": ["torch"],
     "optimizers": [
-        {
-            "name": "opt",
-            "class": "AdamW",
-            "tensors": 50,
-            "elements": 30,
-            "groups": 1,
-            "at_once": ["fused", "foreach"],
-        }
+        {"name": "opt", "class": "AdamW", "tensors": 50, "elements": 30, "groups": 1, "at_once": ["fused", "foreach"]}
     ],
     "loader": {
         "name": "loader",
@@ -53,10 +45,14 @@ PARTS: dict[str, Any] = {
 }
 
 
+def one_layer(name: str = "model") -> tuple[ByHand, int]:
+    hand = ByHand()
+    return hand, hand.layer(name)
+
+
 def live_cpu(steps: int = 2) -> Recording:
     """Return a training step on the CPU with most that can be wrong with one."""
-    hand = ByHand()
-    net = hand.layer("net")
+    hand, net = one_layer("net")
     emb, body = hand.layer("net.emb", net), hand.layer("net.body", net)
     hand.modules[emb]["module"], hand.modules[body]["module"] = "Embedding", "MultiheadAttention"
     hand.modules[net]["parameters"], hand.modules[emb]["parameters"] = 30, 20
@@ -120,8 +116,7 @@ def live_cpu(steps: int = 2) -> Recording:
 
 def live_gpu(steps: int = 2) -> Recording:
     """Return a step on a GPU that waits for its host, copies, and communicates."""
-    hand = ByHand()
-    net = hand.layer("net")
+    hand, net = one_layer("net")
     for number in range(steps):
         t = 100_000 * number
         hand.step(t, t + 10_000)
@@ -202,21 +197,21 @@ def facts(recording: Recording) -> Facts:
     return facts_of(recording, analysis.attribution, figures)
 
 
-def unfolded(recording: Recording) -> tuple[Facts, pd.DataFrame]:
-    """Return the same, and the table of findings that a user sees."""
-    analysis = Analysis(recording)
-    summary = summarize(recording, analysis)
-    assert analysis.attribution is not None
-    assert summary.findings is not None
-    return facts_of(recording, analysis.attribution, summary), summary.findings.table
+def found(recording: Recording, *names: str) -> pd.DataFrame:
+    """Return what the rules of these names find, by bottleneck, as a user sees it; without names, all rules."""
+    known = facts(recording)
+    asked = [rule for rule in RULES if not names or rule.name in names]
+    applied = [_applied(one, known) for one in found_by(asked, known, known.step_ms)]
+    return finding_table(applied, known.step_ms).set_index("bottleneck")
 
 
-def obeys_the_laws(recording: Recording) -> list[Finding]:
-    """Ask every rule, and check what must hold of each finding; what they found."""
-    known, table = unfolded(recording)
-    for rule in RULES:
-        assert {one.bottleneck for one in rule(known)} <= {rule.name}
-    found = found_by(RULES, known, known.step_ms)
+def obeys_the_laws(recording: Recording, rules: Sequence[Rule] = RULES) -> list[Finding]:
+    """Ask the rules, and check what must hold of each finding; what they found."""
+    known = facts(recording)
+    found = found_by(rules, known, known.step_ms)
+    applied = [_applied(one, known) for one in found]
+    assert verdict_of(known, applied).verdict
+    table = finding_table(applied, known.step_ms)
     for one in found:
         whole = one.of_ms or known.step_ms
         assert one.bound_ms is None or -1e-9 <= one.bound_ms <= whole * (1 + 1e-9), (one, whole)
@@ -226,31 +221,7 @@ def obeys_the_laws(recording: Recording) -> list[Finding]:
         assert not re.search(r"\bnan\b|<NA>|NaT|\bNone\b(?! of them)", said), one
     assert not (table["bound_share"] > 1 + 1e-9).any()
     for code in table["code"]:
-        assert unbound(code) <= known.variables, code
+        assert shown(_IMPORTS.sub("", code, count=1), known.variables) == code, code
         assert is_own_line(code), code
     assert {*table["remedy"]} - {""} <= by_name().keys()
     return found
-
-
-def unbound(code: str) -> set[str]:
-    """Return the names that a line of code reads and neither imports nor makes, nor Python has."""
-    tree = ast.parse(code)
-    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    made = {one.asname or one.name for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names}
-    targets = {
-        node.id
-        for part in ast.walk(tree)
-        if isinstance(part, (ast.comprehension, ast.For))
-        for node in ast.walk(part.target)
-        if isinstance(node, ast.Name)
-    }
-    assert not any(isinstance(node, ast.Constant) and node.value is ... for node in ast.walk(tree)), code
-    bound = made | targets | set(dir(builtins))
-    # An assignment binds its name for what follows it, and not for what it is made of.
-    free: set[str] = set()
-    for statement in tree.body:
-        inside = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
-        free |= {node.id for node in inside if isinstance(node.ctx, ast.Load)} - bound
-        bound |= {node.id for node in inside if isinstance(node.ctx, ast.Store)}
-    assert len(names) or not code
-    return free

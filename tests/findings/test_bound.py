@@ -24,8 +24,9 @@ from perfnb.memory.table import MemorySummary
 from perfnb.profile.summary import summarize
 from perfnb.recording.recording import MemoryRecord
 from perfnb.roofline.levels import MEMORY, RooflineLevels, roofline_of
+from tests.findings.findings_recordings import facts as facts_from
+from tests.findings.findings_recordings import one_layer
 from tests.findings.test_findings import one_long_op
-from tests.recordings import ByHand
 
 MIB = 2**20
 
@@ -40,16 +41,15 @@ def roofline(flops: int, moved: int, ms: float, **peaks: float) -> RooflineLevel
     return roofline_of(work, work.iloc[:0], nothing, ceilings=ceilings, flops=flops)
 
 
+LONG_OP = one_long_op().recording()
+ATTRIBUTION, SUMMARY = attribute(LONG_OP), summarize(LONG_OP)
+
+
 def facts(**parts: Any) -> Facts:
     """Of steps of 1 ms."""
-    recording = one_long_op().recording()
-    if "memory" in parts:
-        empty = pd.DataFrame()
-        recording = replace(recording, memory=MemoryRecord(empty, empty, empty, empty))
-        summary = summarize(one_long_op().recording())
-    else:
-        summary = summarize(recording)
-    return facts_of(recording, attribute(recording), replace(summary, **parts))
+    empty = pd.DataFrame()
+    recorded = {"memory": MemoryRecord(empty, empty, empty, empty)} if "memory" in parts else {}
+    return facts_of(replace(LONG_OP, **recorded), ATTRIBUTION, replace(SUMMARY, **parts))
 
 
 @pytest.mark.parametrize(("gflop", "near"), [(0.8, True), (0.4, False)])
@@ -91,23 +91,6 @@ def test_a_step_is_bound_by_a_roof_only_if_most_of_it_is_near(flops: int, moved:
 
     assert verdict.verdict == f"Nothing stands out. The step is bound by {bound_by}."
     assert ("at 60 % of the machine's" in verdict.why) == (bound_by != "the forward pass")
-
-
-def test_a_step_without_a_large_finding_refers_to_the_smaller_ones() -> None:
-    known = facts(roofline=roofline(10**6, 10**6, 1.0))
-    small = Finding("", 0.001, "", "high", "", "", bottleneck="compute")
-
-    assert verdict_of(known, []).next.startswith("To go faster, use a smaller model, lower precision, or a faster")
-    assert verdict_of(known, [small]).next.startswith("See the findings for smaller savings; to go faster, use a ")
-
-
-@pytest.mark.parametrize(("ms", "shown_ms"), [(None, 0.4), (0.3, 0.3), (0.5, 0.4)])
-def test_a_phase_takes_its_share_of_the_step_but_at_most_its_own_time(ms: float | None, shown_ms: float) -> None:
-    known = facts(phases=pd.DataFrame({"ms": pd.array([ms], dtype="Float64"), "share": [0.4]}, index=["data"]))
-
-    assert known.step_ms == pytest.approx(1.0, rel=0.01)
-    assert known.shown_ms("data") == pytest.approx(shown_ms, rel=0.01)
-    assert known.shown_ms("loss") == 0
 
 
 def with_weights(known: Facts, parameter_bytes: int) -> Facts:
@@ -233,16 +216,15 @@ def test_a_step_that_ran_out_of_memory_is_told_so_before_all_else() -> None:
 @pytest.mark.parametrize(("without", "ms"), [(frozenset(), 0.1), (frozenset({"model"}), 0.0)])
 def test_on_a_gpu_layers_take_the_time_of_their_kernels_together(without: frozenset[str], ms: float) -> None:
     """Two kernels of 80 µs run for 100 µs in all; one by one they would take 160."""
-    hand = ByHand()
-    model = hand.layer("model")
-    for number in range(3):
-        t = 10_000 * number
+    hand, model = one_layer()
+    for t in range(0, 10_000 * 3, 10_000):
         hand.step(t, t + 1000).call(model, t + 1, t + 90).op("aten::mul", t + 2, t + 80)
         hand.kernel("one", t + 3, t + 10, t + 90).kernel("other", t + 5, t + 30, t + 110)
         hand.kernel("of no layer", t + 200, t + 210, t + 500)
     recording = hand.recording()
     levels = roofline(20_000_000, 128_000_000, 0.16)  # 0.128 ms of moving, and 0.02 of arithmetic
-    known = facts_of(recording, attribute(recording), replace(summarize(recording), roofline=levels))
+    known = facts_from(recording)
+    known = replace(known, figures=replace(known.figures, roofline=levels))
 
     work = work_under(known, MEMORY, 0.3, without=without)
 
@@ -311,14 +293,18 @@ def test_memory_may_grow_where_every_watched_step_left_something(left: int | Non
 
 
 @pytest.mark.parametrize(
-    ("single", "part", "code"),
-    [(5, "5.00 ms of that is in float32", ""), (4, "none of them is in float32", "net.compile()")],
+    ("single", "part", "code", "remedy"),
+    [
+        (5, "5.00 ms of that is in float32", "", "autocast"),
+        (4, "none of them is in float32", "net.compile()", "compile_max_autotune"),
+        (4, "none of them is in float32", "", ""),
+    ],
 )
 def test_lower_precision_is_for_products_of_which_a_twentieth_is_in_float32(
-    monkeypatch: pytest.MonkeyPatch, single: int, part: str, code: str
+    monkeypatch: pytest.MonkeyPatch, single: int, part: str, code: str, remedy: str
 ) -> None:
     monkeypatch.setattr(bound, "_lower_precision", lambda facts: "Use lower precision.")
-    monkeypatch.setattr(bound, "compiling", lambda facts, layers, lever: (" Compile it.", "net.compile()"))
+    monkeypatch.setattr(bound, "compiling", lambda facts, layers, lever: (" Compile it.", code))
     start = np.array([0, 100 - single, 100])
     names = pd.Categorical(["ampere_fp16_s16816gemm_fp16_128x128", "ampere_sgemm_128x64", "relu"])
     runs = Runs(names, np.full(3, SORTS.index("computation")), start, np.append(start[1:], 300), start, start)
@@ -332,4 +318,26 @@ def test_lower_precision_is_for_products_of_which_a_twentieth_is_in_float32(
     assert found.bound_ms == 100
     assert found.evidence.startswith("Matrix kernels run for 100 ms; the GPU is busy for 75 % of the step. ")
     assert part in found.evidence
-    assert ("Use lower precision." in found.advice, found.code) == (not code, code)
+    assert ("Use lower precision." in found.advice, found.code) == (remedy == "autocast", code)
+    assert found.remedy == remedy
+
+
+@pytest.mark.parametrize(
+    ("kernel", "product", "single"),
+    [
+        ("void gemmk1_kernel<float, 256, 5, false>(float)", True, True),
+        ("void gemv2T_kernel_val<int, int, float, float, float, float, 128>(float)", True, True),
+        ("void gemv2T_kernel_val<int, int, __half, __half, __half, float, 128>(float)", True, False),
+        ("void cutlass::gemm_kernel<__nv_bfloat16, float>(float)", True, False),
+        ("ampere_sgemm_128x64", True, True),
+        ("ampere_bf16_s16816gemm", True, False),
+        ("relu", False, False),
+    ],
+)
+def test_kernels_of_products_and_in_float32_are_known_by_their_names(kernel: str, product: bool, single: bool) -> None:
+    one = np.array([1])
+    runs = Runs(pd.Categorical([kernel]), np.array([SORTS.index("computation")]), one, one + 1, one, one)
+    products, others = bound._kernels(SimpleNamespace(runs=runs))  # type: ignore[arg-type]
+
+    assert (products.tolist(), others.tolist()) == ([product], [not product])
+    assert runs.named(bound._FLOAT32).tolist() == [single]

@@ -15,7 +15,9 @@ from perfnb.findings.facts import Facts
 from perfnb.findings.finding import Finding
 from perfnb.findings.rules.communication import every_micro_step, exposed_on_host, small_buckets, unused_parameters
 from perfnb.recording.recording import Recording
+from perfnb.recording.text import TEXT
 from tests.findings.findings_recordings import facts as facts_from
+from tests.findings.findings_recordings import one_layer
 from tests.recordings import NODE, ByHand
 
 ACCUMULATE = NODE + "torch::autograd::AccumulateGrad"
@@ -23,8 +25,7 @@ ACCUMULATE = NODE + "torch::autograd::AccumulateGrad"
 
 def ddp(passes: int = 1, buckets: int = 1, wait: float = 300, size: int = 1000, **parallel: Any) -> Recording:
     """Return two steps of backward passes, each followed by a wait for its buckets."""
-    hand = ByHand()
-    net = hand.layer("net")
+    hand, net = one_layer("net")
     hand.modules[net]["module"] = "DistributedDataParallel"
     for number in range(2):
         t = 10_000 * number
@@ -68,8 +69,7 @@ def test_a_step_that_waits_for_collectives_is_told_what_perfect_overlap_would_gi
 def test_no_wait_is_longer_than_its_collectives_are_in_flight() -> None:
     """On a busy machine the step's thread wakes up late, and it waits until then."""
     hand = ByHand()
-    for number in range(2):
-        t = 10_000 * number
+    for t in range(0, 10_000 * 2, 10_000):
         hand.step(t, t + 10_000).op("c10d::allreduce_", t + 100, t + 110)
         hand.event("gloo:all_reduce", t + 105, t + 2000, "user_annotation", thread=9)
         hand.op("aten::as_strided", t + 4000, t + 4010)
@@ -128,6 +128,41 @@ def test_many_small_buckets_are_found_with_the_line_that_makes_fewer() -> None:
     assert one.code == "net = torch.nn.parallel.DistributedDataParallel(net.module, bucket_cap_mb=25)"
     assert found(small_buckets, ddp(buckets=10, wait=3000, size=2**20)) == []
     assert found(small_buckets, ddp(buckets=2, wait=3000)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "bound_ms", "step_ms"),
+    [
+        ([], 3.0, 99.0),  # its own 2 ms, and 1 ms for a map of unused parameters that nothing else hides
+        ([], 2.5, 2.5),
+        ([{"dtype": "float32"}], 2.0, 99.0),
+        ([{"collective": "allgather"}], 2.0, 99.0),
+        ([{"exposed_ns": 400_000}], 2.4, 99.0),
+        ([{}, {"dtype": "float32", "start_ns": 300_000}], 2.3, 99.0),
+    ],
+)
+def test_telling_others_of_unused_parameters_is_a_part_of_the_search(
+    changes: list[dict[str, Any]], bound_ms: float, step_ms: float
+) -> None:
+    usual = {"dtype": "int32", "collective": "allreduce", "start_ns": 0, "end_ns": 1_000_000, "exposed_ns": 1_000_000}
+    known: Any = SimpleNamespace(
+        parallel=[{"name": "net", "find_unused_parameters": True, "unused_bytes": 0}],
+        owners=np.array(["net", "net", "net.fc"], dtype=object),
+        attribution=SimpleNamespace(cells=pd.DataFrame({"direction": ["forward", "backward", "forward"]})),
+        cells_ns=np.array([2e6, 4e6, 8e6]),
+        per_step=lambda ns: ns / 1e6,
+        collectives=pd.DataFrame([usual | change for change in changes or [{}]]).astype({"dtype": TEXT}),
+        variable=lambda layer: None,
+        steps=1,
+        step_ms=step_ms,
+        phases_ms={"communication": 9.0},
+        gpu=None,
+    )
+
+    (one,) = unused_parameters.search(known)
+
+    assert one.bound_ms == pytest.approx(bound_ms)
+    assert ("is spent informing the other ranks" in one.evidence) == (bound_ms != 2.0)
 
 
 def test_a_search_for_unused_parameters_that_finds_none_is_told() -> None:

@@ -15,7 +15,8 @@ from perfnb.findings.rules.host import dispatch_overhead
 from perfnb.recording.compiled_layers import CompiledCode, with_compiled_regions
 from perfnb.recording.raw_frames import frame_of_rows
 from perfnb.recording.recording import Recording
-from tests.findings.findings_recordings import SMALL, compiled_cpu, facts, small_region, unfolded
+from tests.findings.findings_recordings import SMALL, compiled_cpu, facts, small_region
+from tests.findings.findings_recordings import found as tabulated
 from tests.recording.test_compiled_layers import (
     BACK,
     BLOCK,
@@ -121,7 +122,8 @@ def test_three_places_of_breaks_are_named_and_the_others_counted(breaks: int, mo
     ],
 )
 def test_the_remedy_follows_from_the_reason(reason: str, cure: str) -> None:
-    assert cure in only(compiled.graph_breaks(facts(compiled_cpu(broke=reason)))).advice
+    cures = compiled._cures([("a.py:1", reason), ("b.py:2", "")])
+    assert cure in cures.partition("At b.py:2: ")[0]
 
 
 def test_of_kernels_that_are_not_known_the_cost_of_a_break_is_not_known_either() -> None:
@@ -206,10 +208,9 @@ def test_one_step_with_a_compilation_gives_no_bound_and_no_verdict() -> None:
     assert found.bound_ms is None
     assert found.confidence == "low"
     assert "because a guard failed: k == 1. This took 999 ms." in found.evidence
-    table = unfolded(slow)[1]
-    assert table["bottleneck"].iloc[0] == "graph breaks"  # and the slow step casts no doubt on this bound
-    assert "own work takes" not in table["why"].iloc[0]
-    assert "uneven steps" not in set(table["bottleneck"])
+    table = tabulated(slow, "graph breaks", "uneven steps")
+    assert list(table.index) == ["graph breaks"]
+    assert "own work takes" not in table.loc["graph breaks", "why"]  # the slow step casts no doubt on this bound
 
 
 def test_what_a_step_takes_longer_because_it_compiled_counts_as_compiling() -> None:

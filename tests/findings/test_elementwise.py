@@ -10,24 +10,24 @@ import pandas as pd
 import pytest
 
 from perfnb.attribution.attribution import attribute
-from perfnb.findings.facts import Facts, facts_of
+from perfnb.findings.facts import Facts
 from perfnb.findings.gpu_facts import gpu_facts
+from perfnb.findings.rules import fusion
 from perfnb.findings.rules.fusion import _on_gpu_ms, _segments, elementwise_chains, unfused_attention
-from perfnb.profile.summary import summarize
-from tests.findings.test_findings import STEPS, found
+from tests.findings.findings_recordings import facts as facts_from
+from tests.findings.findings_recordings import found, one_layer
+from tests.findings.test_findings import STEPS
 from tests.findings.test_gpu import two_kernels
 from tests.recordings import ByHand
 
 
 def facts(hand: ByHand) -> Facts:
-    recording = hand.recording()
-    return facts_of(recording, attribute(recording), summarize(recording))
+    return facts_from(hand.recording())
 
 
 def trained(elsewhere: bool = False) -> ByHand:
     """Attention of 1 ms, and 3 ms of backward nodes of its ops, or of an op before it."""
-    hand = ByHand()
-    model = hand.layer("model")
+    hand, model = one_layer()
     for number in range(STEPS):
         t = 10_000 * number
         hand.step(t - 1, t + 4001)
@@ -69,14 +69,32 @@ def test_on_a_gpu_operators_take_the_time_of_what_they_launched() -> None:
     assert ms((0, 5), (6, 600)) == 0.0
 
 
+def test_on_a_gpu_attention_takes_the_time_of_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusion, "_with_inside", lambda facts, used: pd.Series(True, index=facts.ops.index))
+    monkeypatch.setattr(fusion, "_on_gpu_ms", lambda gpu, ops: float(len(ops)))
+    ops = pd.DataFrame({"op": pd.Categorical(["aten::bmm", "aten::softmax", "aten::baddbmm"])})
+    known: Any = SimpleNamespace(ops=ops, gpu=object())
+    assert fusion._times(known, ops) == (3.0, 2.0)
+
+
+def test_short_attention_is_no_finding() -> None:
+    hand = trained()
+    for number in range(STEPS):
+        t = 10_000 * number
+        next(row for row in hand.rows if row["name"] == f"pf_step#{number}")["duration_ns"] = 9_000_000
+        hand.op("aten::mm", t + 4002, t + 8998)
+    assert found(hand.recording(), "attention unfused").index.tolist() == ["attention unfused"]
+    known = facts(hand)
+    assert list(unfused_attention.search(replace(known, step_ms=999.0))) == []
+
+
 def test_with_a_known_peak_the_fused_op_takes_the_time_of_its_arithmetic() -> None:
     def bound_ms(hand: ByHand, flops: list[int | None]) -> float:
         points = pd.DataFrame({"kind": ["op", "op", "op", "layer"], "name": ["aten::bmm"] * 2 + ["aten::mm", "model"]})
         points = points.assign(flops=pd.array([*flops, 10**9, 10**9], dtype="Int64"), dtype="float32")
         roofline: Any = SimpleNamespace(points=points, peaks={"float32": 1e12})
-        recording = hand.recording()
-        known = facts_of(recording, attribute(recording), replace(summarize(recording), roofline=roofline))
-        (finding,) = unfused_attention(known)
+        known = facts(hand)
+        (finding,) = unfused_attention(replace(known, figures=replace(known.figures, roofline=roofline)))
         assert finding.bound_ms is not None
         return finding.bound_ms
 
@@ -92,8 +110,7 @@ def chain(pause: float = 0.0, last: str = "aten::add", nodes: bool = False) -> B
     """Return a product of 1 ms, then mul, add and tanh of 1, 2 and 3 ms with pauses between them; or their backward
     nodes.
     """
-    hand = ByHand()
-    model = hand.layer("model")
+    hand, model = one_layer()
     for number in range(STEPS):
         t = 20_000 * number
         hand.step(t - 1, t + 7001 + 2 * pause)
@@ -111,7 +128,7 @@ def chain(pause: float = 0.0, last: str = "aten::add", nodes: bool = False) -> B
 
 @pytest.mark.parametrize("nodes", [False, True])
 def test_of_a_chain_of_elementwise_ops_one_pass_stays(nodes: bool) -> None:
-    finding = found(chain(nodes=nodes).recording()).loc["memory bandwidth"]
+    finding = found(chain(nodes=nodes).recording(), "memory bandwidth").loc["memory bandwidth"]
 
     assert finding["bound_ms"] == pytest.approx(6 - 3, rel=0.01)
     assert "torch.compile" in finding["advice"]
@@ -133,8 +150,7 @@ def test_a_product_between_elementwise_ops_parts_a_chain() -> None:
 
 def test_memory_given_back_in_a_chain_is_no_host_code() -> None:
     hand = ByHand()
-    for number in range(STEPS):
-        t = 100_000 * number
+    for t in range(0, 100_000 * STEPS, 100_000):
         hand.step(t - 1, t + 15_001)
         for place in range(10):
             hand.op("aten::mul", t + 1500 * place, t + 1500 * place + 1000)
@@ -148,8 +164,7 @@ def test_memory_given_back_in_a_chain_is_no_host_code() -> None:
 
 
 def test_an_update_by_hand_is_no_chain() -> None:
-    hand = ByHand()
-    model = hand.layer("model")
+    hand, model = one_layer()
     for number in range(STEPS):
         t = 20_000 * number
         hand.step(t - 1, t + 7001)
@@ -158,14 +173,12 @@ def test_an_update_by_hand_is_no_chain() -> None:
         for place in range(5):
             hand.op("aten::add_", t + 2000 + 1000 * place, t + 3000 + 1000 * place)
 
-    assert "memory bandwidth" not in found(hand.recording()).index
+    assert "memory bandwidth" not in found(hand.recording(), "memory bandwidth").index
 
 
 def test_attention_is_not_told_again_as_memory_traffic() -> None:
-    hand = ByHand()
-    model = hand.layer("model")
-    for number in range(STEPS):
-        t = 4000 * number
+    hand, model = one_layer()
+    for t in range(0, 4000 * STEPS, 4000):
         hand.step(t - 1, t + 1901)
         hand.call(model, t, t + 1900)
         hand.op("aten::matmul", t, t + 300).event("aten::bmm", t + 50, t + 290)
@@ -199,6 +212,7 @@ def test_products_of_attention_are_at_most_twelve_ops_from_the_softmax(before: i
     ("names", "rows"),
     [
         (["bmm", "softmax", "bmm"], [0, 1, 2]),
+        (["bmm", "bitwise_not", "rsub", "ne", "tanh", "softmax", "bmm"], [0, 1, 2, 3, 4, 5, 6]),
         (["bmm", "div", "softmax", "dropout", "bmm", "softmax", "bmm"], [0, 1, 2, 3, 4, 5, 6]),
         (["bmm", "softmax", "mm", "bmm"], []),
         (["bmm", "linear", "softmax", "bmm"], []),

@@ -17,8 +17,7 @@ from perfnb.profile.profile import Profile
 from perfnb.profile.summary import summarize
 from perfnb.recording.recording import Recording
 from tests.findings.findings_recordings import facts, live_cpu, loaded
-from tests.public_profiles import profile_of
-from tests.trace.test_public_traces import FOLDER, expected
+from tests.trace.test_public_traces import FOLDER
 
 FOREIGN = FOLDER.parent / "foreign"
 FILES = [
@@ -37,9 +36,6 @@ TORCHS = re.compile(
     r"|empty_cache|\bdevice=|fused=|num_workers|persistent_workers|GradScaler|stacks=True|try_levers",
     re.IGNORECASE,
 )
-
-#: These rules look for torch's own ops.
-BY_NAMES_OF_OPS = ["attention unfused"]
 
 
 def advice(table: pd.DataFrame) -> Iterator[str]:
@@ -94,23 +90,6 @@ def test_no_rule_names_torch_where_it_did_not_run(tmp_path: Path) -> None:
     assert len(table) > 1, table["bottleneck"]
     for said in advice(table):
         assert not TORCHS.search(said), said
-
-
-@pytest.mark.deep
-@pytest.mark.skipif(not FOREIGN.is_dir(), reason=f"no folder of foreign files at {FOREIGN}; set PERFNB_TRACES")
-@pytest.mark.usefixtures("elsewhere")
-def test_no_rule_names_torch_over_the_figures_of_real_traces() -> None:
-    seen: set[str] = set()
-    for name in expected():
-        if name.startswith("kineto/"):
-            recording = profile_of(name)._recording
-            known = facts(recording)
-            table = find(recording, known.attribution, known.figures).table
-            seen |= set(table["bottleneck"])
-            for said in advice(table[~table["bottleneck"].isin(BY_NAMES_OF_OPS)]):
-                assert not TORCHS.search(said), (name, said)
-    assert seen >= {"launch overhead", "host work", "allocator", "host-device copies", "compute", "memory bandwidth"}
-    assert seen >= {"synchronisation", "collectives", "unexplained idle time", "input pipeline"}
 
 
 def test_torchs_own_traces_and_live_steps_keep_their_advice(tmp_path: Path) -> None:

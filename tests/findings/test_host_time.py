@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -9,14 +10,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from perfnb.attribution.attribution import attribute
-from perfnb.findings.facts import facts_of
 from perfnb.findings.rules import repeated
 from perfnb.findings.rules.host import unnamed_share
-from perfnb.profile.summary import summarize
 from perfnb.recording.recording import ArithmeticRecord, PythonRecord, Recording
 from perfnb.recording.text import TEXT
-from tests.findings.test_findings import STEPS, found, one_long_op
+from tests.findings.findings_recordings import facts, found, one_layer
+from tests.findings.test_findings import STEPS, one_long_op
 from tests.findings.test_host import with_pause
 from tests.recordings import ByHand
 
@@ -34,10 +33,8 @@ def optimized(hand: ByHand, t: float) -> None:
 
 def metric(rounds: int, reads: bool) -> Recording:
     """After each step, a loop over samples: a round takes 60 µs, 45 of them in Python."""
-    hand = ByHand()
-    model = hand.layer("model")
-    for number in range(STEPS):
-        t = 100_000 * number
+    hand, model = one_layer()
+    for t in range(0, 100_000 * STEPS, 100_000):
         hand.step(t, t + 1100 + 60 * rounds)
         trained(hand, model, t)
         optimized(hand, t + 1000)
@@ -70,7 +67,7 @@ NAMED = " Sampled: 40 % of the step in accuracy (metric.py:3: if row.argmax() ==
 
 
 def test_a_loop_of_reads_counts_as_a_whole_and_once() -> None:
-    table = found(metric(100, reads=True))
+    table = found(metric(100, reads=True), "synchronisation", "host code", "dispatch overhead")
 
     read = table.loc["synchronisation"]
     assert read["bound_ms"] == pytest.approx(6.0, rel=0.02)
@@ -81,7 +78,7 @@ def test_a_loop_of_reads_counts_as_a_whole_and_once() -> None:
 
 
 def test_a_few_reads_are_no_loop() -> None:
-    assert found(metric(9, reads=True)).loc["synchronisation", "bound_ms"] < 9 * 0.03
+    assert found(metric(9, reads=True), "synchronisation").loc["synchronisation", "bound_ms"] < 9 * 0.03
 
 
 @pytest.mark.parametrize(
@@ -89,16 +86,14 @@ def test_a_few_reads_are_no_loop() -> None:
 )
 def test_the_advice_on_a_read_follows_from_what_takes_longer(after: int, advice: str) -> None:
     """A read of 400 µs, and Python after it until the next op, of which 20 are usual."""
-    hand = ByHand()
-    model = hand.layer("model")
-    for number in range(STEPS):
-        t = 100_000 * number
+    hand, model = one_layer()
+    for t in range(0, 100_000 * STEPS, 100_000):
         hand.step(t, t + 3000)
         trained(hand, model, t)
         optimized(hand, t + 1000)
         hand.op("aten::item", t + 1200, t + 1600).op("aten::eq", t + 1600 + after, t + 2900)
 
-    read = found(hand.recording()).loc["synchronisation"]
+    read = found(hand.recording(), "synchronisation").loc["synchronisation"]
 
     assert read["bound_ms"] == pytest.approx(0.4 + (after - 20) / 1000)
     assert read["advice"].startswith(advice)
@@ -113,12 +108,12 @@ def test_reads_inside_an_operator_are_torchs_own() -> None:
     around = others.events["name"] == "aten::argmax"
     others.events.loc[around, "duration_ns"] = 45_000  # it now contains the read
 
-    assert "synchronisation" in found(own).index
-    assert "synchronisation" not in found(others).index
+    assert "synchronisation" in found(own, "synchronisation").index
+    assert "synchronisation" not in found(others, "synchronisation").index
 
 
 def test_a_loop_of_small_ops_outside_the_model_is_host_code_with_its_ops() -> None:
-    code = found(metric(100, reads=False)).loc["host code"]
+    code = found(metric(100, reads=False), "host code").loc["host code"]
 
     assert code["bound_ms"] == pytest.approx(6.0, rel=0.02)
     assert "1.50 ms of it in ops" in code["evidence"]
@@ -128,9 +123,8 @@ def test_a_loop_of_small_ops_outside_the_model_is_host_code_with_its_ops() -> No
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_sampled_stacks_name_the_function_and_its_line(reads: bool) -> None:
-    table = found(sampled(metric(100, reads), *METRIC))
-
-    code = table.loc["synchronisation" if reads else "host code"]
+    name = "synchronisation" if reads else "host code"
+    code = found(sampled(metric(100, reads), *METRIC), name).loc[name]
     assert NAMED in code["evidence"]
     assert "stacks=True" not in code["advice"]
 
@@ -140,7 +134,7 @@ def test_a_bound_is_not_below_what_samples_give(reads: bool) -> None:
     less = [*METRIC[:5], (*METRIC[5][:-1], 54)]  # 6 of 60 ms
     more = [*METRIC[:5], (*METRIC[5][:-1], 1)]  # 6 of 7 ms
     name = "synchronisation" if reads else "host code"
-    without, *bounds = (found(made).loc[name, "bound_share"] for made in (
+    without, *bounds = (found(made, name).loc[name, "bound_share"] for made in (
         metric(100, reads), sampled(metric(100, reads), *less), sampled(metric(100, reads), *more)
     ))  # fmt: skip
 
@@ -151,7 +145,7 @@ def test_a_bound_is_not_below_what_samples_give(reads: bool) -> None:
 def test_a_cell_is_named_without_its_made_up_file() -> None:
     calls = [METRIC[0], (0, "own", "<module>", "/tmp" + "/ipykernel_7/1.py", 4, "plot(x)", 5)]
 
-    evidence = found(sampled(metric(100, False), *calls)).loc["host code", "evidence"]
+    evidence = found(sampled(metric(100, False), *calls), "host code").loc["host code", "evidence"]
     assert " Sampled: 100 % of the step in <module> (line 4 of a cell: plot(x))." in evidence
 
 
@@ -160,7 +154,7 @@ def test_python_in_the_model_is_host_code_only_where_samples_name_it(named: bool
     recording = with_pause("op").recording()
     calls = [(-1, "phase", "forward", "", -1, "", 0), (0, "own", "Net.forward", "net.py", 7, "sort(x)", 3)]
 
-    table = found(sampled(recording, *calls) if named else recording)
+    table = found(sampled(recording, *calls) if named else recording, "host code")
 
     assert ("host code" in table.index) == named
     if named:
@@ -180,31 +174,23 @@ def test_python_in_the_model_is_host_code_only_where_samples_name_it(named: bool
         (lambda: with_pause("op").recording(), 0.5),
     ],
 )
-def test_what_samples_could_name_is_known_from_the_trace(recording: object, share: float) -> None:
-    made = recording()
-    attribution = attribute(made)
-
-    assert unnamed_share(facts_of(made, attribution, summarize(made))) == pytest.approx(share, abs=0.03)
+def test_what_samples_could_name_is_known_from_the_trace(recording: Callable[[], Recording], share: float) -> None:
+    assert unnamed_share(facts(recording())) == pytest.approx(share, abs=0.03)
 
 
 def test_an_interruption_of_one_step_is_nothing_to_sample() -> None:
-    hand = ByHand()
-    model = hand.layer("model")
+    hand, model = one_layer()
     for number, late in enumerate((0, 9000)):
         t = 100_000 * number
         hand.step(t, t + 1000 + late).call(model, t, t + 999).op("aten::mm", t + 1, t + 998)
-    made = hand.recording()
-    attribution = attribute(made)
 
-    assert unnamed_share(facts_of(made, attribution, summarize(made))) == 0.0
+    assert unnamed_share(facts(hand.recording())) == 0.0
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_a_long_op_outside_the_model_counts_after_the_backward_pass(where: str) -> None:
-    hand = ByHand()
-    model = hand.layer("model")
-    for number in range(STEPS):
-        t = 100_000 * number
+    hand, model = one_layer()
+    for t in range(0, 100_000 * STEPS, 100_000):
         hand.step(t, t + 2100)
         if where == "before":
             hand.op("aten::mm", t, t + 1000)
@@ -213,7 +199,7 @@ def test_a_long_op_outside_the_model_counts_after_the_backward_pass(where: str) 
             hand.op("aten::clone", t + 1000, t + 2000)
         optimized(hand, t + 2000)
 
-    table = found(hand.recording())
+    table = found(hand.recording(), "host code")
 
     assert ("host code" in table.index) == (where == "after")
     if where == "after":
@@ -222,10 +208,8 @@ def test_a_long_op_outside_the_model_counts_after_the_backward_pass(where: str) 
 
 @pytest.mark.parametrize("gradients", [40, 10])
 def test_gradients_that_are_clipped_one_by_one_are_no_host_code(gradients: int) -> None:
-    hand = ByHand()
-    model = hand.layer("model")
-    for number in range(STEPS):
-        t = 100_000 * number
+    hand, model = one_layer()
+    for t in range(0, 100_000 * STEPS, 100_000):
         hand.step(t, t + 1100 + 40 * gradients)
         trained(hand, model, t)
         for place in range(gradients):
@@ -234,7 +218,7 @@ def test_gradients_that_are_clipped_one_by_one_are_no_host_code(gradients: int) 
             hand.op("aten::mul_", begin + 20 * gradients, begin + 20 * gradients + 5)
         optimized(hand, t + 1000 + 40 * gradients)
 
-    table = found(hand.recording(bare_cost={"op_ns": 500.0}))
+    table = found(hand.recording(bare_cost={"op_ns": 500.0}), "gradient clipping", "host code", "dispatch overhead")
 
     assert ("gradient clipping" in table.index) == (gradients == 40)
     assert ("host code" in table.index) == (gradients == 10)
@@ -249,13 +233,12 @@ def test_gradients_that_are_clipped_one_by_one_are_no_host_code(gradients: int) 
 def test_a_forward_pass_that_nothing_trains_next_to_one_that_is_trained_is_repeated(again: bool) -> None:
     hand = ByHand()
     model, teacher = hand.layer("model"), hand.layer("teacher")
-    for number in range(STEPS):
-        t = 100_000 * number
+    for t in range(0, 100_000 * STEPS, 100_000):
         hand.step(t, t + 1500)
         hand.call(model if again else teacher, t, t + 500).op("aten::mm", t + 1, t + 499, 7)
         trained(hand, model, t + 500)
 
-    table = found(hand.recording())
+    table = found(hand.recording(), "repeated forward")
 
     assert ("repeated forward" in table.index) == again
     if again:
@@ -305,10 +288,8 @@ def test_calls_without_a_backward_pass_are_repeated_where_the_model_is_trained(
 
 
 def test_a_loop_around_the_model_could_save_all_but_one_call() -> None:
-    hand = ByHand()
-    model = hand.layer("model")
-    for number in range(STEPS):
-        t = 100_000 * number
+    hand, model = one_layer()
+    for t in range(0, 100_000 * STEPS, 100_000):
         hand.step(t, t + 4000)
         for place in range(20):
             begin = t + 200 * place
@@ -317,7 +298,7 @@ def test_a_loop_around_the_model_could_save_all_but_one_call() -> None:
             for op in range(4):
                 hand.op("aten::add", begin + 30 + 40 * op, begin + 34 + 40 * op)
 
-    overhead = found(hand.recording()).loc["dispatch overhead"]
+    overhead = found(hand.recording(), "dispatch overhead").loc["dispatch overhead"]
 
     assert overhead["bound_ms"] == pytest.approx(4 * 19 / 20, rel=0.01)
     assert "The model is called 20 times per step" in overhead["evidence"]
@@ -330,8 +311,7 @@ def test_ops_in_float64_take_at_least_twice_as_long_inside_the_model_and_outside
     hand, counted = ByHand(), ByHand()
     for each in (hand, counted):
         each.layer("model")
-    for number in range(STEPS):
-        t = 10_000 * number
+    for t in range(0, 10_000 * STEPS, 10_000):
         hand.step(t, t + 2000)
         hand.call(0, t + 1000, t + 2000).op("aten::addmm", t + 1001, t + 1999)
         hand.op("aten::mm", t, t + 800).op("aten::sub", t + 800, t + 1000)
@@ -352,7 +332,7 @@ def test_ops_in_float64_take_at_least_twice_as_long_inside_the_model_and_outside
         hand.recording(ceilings=ceilings), arithmetic=ArithmeticRecord(counted.recording().events, calls)
     )
 
-    double = found(recording).loc["float64"]
+    double = found(recording, "float64").loc["float64"]
 
     saved = 0.8 * 5 / 6 + 0.2 * 2 / 3 if where == "outside" else 1.0 * 5 / 6
     assert double["bound_ms"] == pytest.approx(saved, rel=0.02)

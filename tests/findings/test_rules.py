@@ -10,14 +10,13 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from perfnb.findings import proposed_code, rules
 from perfnb.findings.finding import Rule
 from perfnb.findings.gpu_facts import HELD, Copies
-from perfnb.findings.rules import bound, double, host, optimizer, timed, transfers
+from perfnb.findings.rules import bound, double, host, optimizer, transfers
 from perfnb.loop import run_rules
 from perfnb.ranks import findings as job_rules
 from perfnb.recording.text import TEXT
@@ -216,91 +215,6 @@ def test_buckets_are_for_gradients_that_are_reduced_and_not_for_shards(
     assert [row.name for row in found.rows] == [kernel for kernel in kernels if "nccl" in kernel]
     gpu.communication_ms = 0.0
     assert list(transfers.exposed_communication.search(facts)) == []
-
-
-@pytest.mark.parametrize(
-    ("slow", "count", "period"),
-    [
-        ([3, 8, 13], 15, 5),
-        ([3, 8, 13], 25, 5),  # three of five that would be expected
-        ([3, 8, 13], 26, None),
-        ([3, 8], 10, None),
-        ([3, 8, 14], 15, None),
-        ([1, 3, 5], 6, 2),
-        ([1, 2, 3], 4, None),
-    ],
-)
-def test_slow_steps_have_a_period_if_they_recur_at_one_distance(
-    slow: list[int], count: int, period: int | None
-) -> None:
-    assert timed._period(np.array(slow), count) == period
-
-
-@pytest.mark.parametrize(
-    ("pauses", "often", "confidence"),
-    [
-        ([0.0] * 10, None, ""),
-        ([9.0] + [0.0] * 8, "in 1 step of 9", "low"),
-        ([9.0] + [0.0] * 9, None, ""),  # a single pause among ten steps proves nothing
-        ([9.0, 2.0] + [0.0] * 8, "in 2 steps of 10", "medium"),
-        ([9.0, 1.8] + [0.0] * 8, None, ""),  # without the longest, less than 2 % of a step
-        ([9.0, 0.0] * 3, "every 2 steps", "medium"),
-        ([9.0, 0.0] * 4, "every 2 steps", "high"),
-    ],
-)
-def test_pauses_of_the_garbage_collector_must_recur(pauses: list[float], often: str | None, confidence: str) -> None:
-    facts: Any = SimpleNamespace(
-        pauses_ms=np.array(pauses), share=lambda ms: ms / 10, of_step=lambda ms: f"{ms:.3g} ms"
-    )
-
-    found = list(timed.garbage_collection.search(facts))
-
-    assert [one.confidence for one in found] == ([confidence] if often else [])
-    for one in found:
-        assert one.bound_ms == pytest.approx(sum(pauses) / len(pauses))
-        assert one.evidence.startswith(f"Python collected garbage {often}, for ")
-        assert one.evidence.endswith("took up to 9.00 ms.")
-        assert ("only one" in one.why) == (confidence == "low")
-
-
-@pytest.mark.parametrize(
-    ("change", "bound_ms"),
-    [
-        ({}, 4.0),
-        ({"step_ms": 5.0}, 2.5),  # of a step of 5 ms, half remains
-        ({"step_ms": 99.0}, 4.0),
-        ({"tried": [3.0, 4.0, 7.7, 7.7]}, 2.15),
-        ({"tried": [3.0, 4.0, 7.9, 7.9]}, None),  # the upper quartile is not below the timed steps' lower one
-        ({"gpu": object()}, None),
-        ({"live": False}, None),
-        ({"cores": None}, None),
-        ({"threads": None}, None),
-        ({"tried": None}, None),
-    ],
-)
-def test_another_number_of_threads_is_proposed_if_it_was_clearly_faster(
-    change: dict[str, Any], bound_ms: float | None
-) -> None:
-    known = {"threads": 8, "cores": 4.0, "live": True, "gpu": None, "step_ms": 8.0, "tried": [4.0] * 4} | change
-    tried = known["tried"] and {"threads": 2, "steps_ms": known["tried"]}
-    facts: Any = SimpleNamespace(
-        **{name: known[name] for name in ("cores", "live", "gpu", "step_ms")},
-        environment={"threads": known["threads"], "cpus": 16, "cpu_limit": 4.0},
-        meta={"threads_tried": tried},
-        timed_ms=np.array([7.8, 7.8, 8.0, 8.5, 9.0]),
-        share=lambda ms: ms / 8,
-    )
-
-    found = list(timed.threads_and_cores.search(facts))
-
-    assert [one.bound_ms for one in found] == ([] if bound_ms is None else [pytest.approx(bound_ms)])
-    for one in found:
-        assert "torch uses 8 threads, and the process has 16 cores, limited to 4 by its cgroup" in one.evidence
-        assert "additional threads" in one.advice
-        assert one.code == "torch.set_num_threads(2)"
-        facts.cores = 8.0
-        (enough,) = timed.threads_and_cores.search(facts)
-        assert "otherwise some are idle" in enough.advice
 
 
 def test_a_layer_s_own_code_is_named_in_words() -> None:

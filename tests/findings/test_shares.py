@@ -7,22 +7,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import strategies as st
 
 from perfnb.errors import TraceError
 from perfnb.profile.profile import Profile
 from perfnb.recording.recording import Recording
-from tests.findings.findings_recordings import facts, live_cpu, loaded, obeys_the_laws
-from tests.findings.test_findings import STEPS, found, timed
+from tests.findings.findings_recordings import facts, found, live_cpu, loaded, obeys_the_laws, one_layer
+from tests.findings.test_findings import timed
 from tests.findings.test_host import with_pause
 from tests.laws import holds_of
 from tests.recordings import ByHand
 from tests.written_traces import Written
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("after", ["step", "read"])
 def test_python_that_tracing_slowed_too_is_no_more_than_the_step(after: str) -> None:
     # Of a traced step of 4 ms 2 lie between ops; a timed one took but 0.1, as where Python's calls were recorded.
@@ -35,42 +33,6 @@ def test_python_that_tracing_slowed_too_is_no_more_than_the_step(after: str) -> 
     assert found(slowed).loc[name, "bound_ms"] == pytest.approx(2.0, rel=0.1)
     if after == "read":
         assert found(timed(with_pause(after).recording(), [1.0] * 20)).loc[name, "bound_share"] < 0.6
-
-
-@pytest.mark.slow
-def test_kernels_that_overlap_take_their_time_once() -> None:
-    hand = ByHand()
-    for number in range(STEPS):
-        t = 10_000 * number
-        hand.step(t, t + 2000)
-        for stream in range(40):
-            hand.kernel("volta_sgemm_128x64", t + 1 + stream, t + 100, t + 1900)
-            hand.rows[-1]["stream"] = stream
-
-    obeys_the_laws(hand.recording())
-    table = found(hand.recording())
-
-    assert table.loc["low precision unused", "bound_ms"] == pytest.approx(1.8)
-    assert "1.80 ms (90 % of the step)" in table.loc["low precision unused", "evidence"]
-
-
-@pytest.mark.slow
-def test_a_gpu_that_worked_longer_while_it_was_traced_worked_no_longer_than_the_step() -> None:
-    hand = ByHand()
-    for number in range(STEPS):
-        t = 10_000 * number
-        hand.step(t, t + 2000)
-        hand.kernel("elementwise", t + 1, t + 100, t + 1900)
-        hand.kernel("gemm", t + 1, t + 1900, t + 1990)
-
-    recording = timed(hand.recording(), [0.05] * 20)
-    obeys_the_laws(recording)
-    gpu = facts(recording).gpu
-
-    assert gpu is not None
-    assert gpu.busy_ms == pytest.approx(0.05)
-    assert gpu.idle_ms == 0
-    assert gpu.ran_ms(np.ones(2 * STEPS, dtype=bool)) == pytest.approx(0.05)
 
 
 def test_a_pause_within_the_wait_for_a_batch_is_a_part_of_it() -> None:
@@ -98,8 +60,7 @@ def test_medians_of_parts_are_no_more_than_the_whole(tmp_path: Path) -> None:
     obeys_the_laws(loaded(tmp_path, trace))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scale", [0.01, 0.3, 1.0, 40.0])
+@pytest.mark.parametrize("scale", [0.01, 40.0])
 def test_a_step_with_everything_wrong_obeys_whatever_slowed_it(scale: float) -> None:
     recording = live_cpu()
     is_timed = (recording.steps["pass"] == "timed").to_numpy()
@@ -117,8 +78,7 @@ def recordings(draw: Any) -> Recording:
     """Return steps of nested layers, ops, reads, backward nodes, optimizers and kernels at random times, timed at
     random.
     """
-    hand = ByHand()
-    model = hand.layer("net")
+    hand, model = one_layer("net")
     hand.layer("net.a", model)
     length = draw(st.integers(50, 3000))
     with_gpu = draw(st.booleans())
@@ -215,8 +175,7 @@ test_no_share_of_a_trace_is_above_the_step = holds_of(st.lists(SPANS, min_size=1
 
 def one_step_held_up(where: str) -> ByHand:
     """Return steps of 0.3 ms forward, 0.6 ms backward and 0.1 ms outside; one was held up for 2 ms."""
-    hand = ByHand()
-    model = hand.layer("model")
+    hand, model = one_layer()
     for number, more in enumerate((0, 2000, 0)):
         t = 10_000 * number
         forward, rest = (300 + more, 100) if where == "forward" else (300, 100 + more)
@@ -253,10 +212,9 @@ def test_the_report_knows_one_ratio_of_traced_to_timed_steps() -> None:
     assert ratio in summary.findings.verdict.why
 
 
-@pytest.mark.parametrize(("more", "timed_ms"), [(0, 1.0), (0, 0.5), (0, 2.0), (3000, 1.0), (3000, 3.0)])
+@pytest.mark.parametrize(("more", "timed_ms"), [(0, 0.5), (3000, 3.0)])
 def test_an_update_saves_no_more_than_its_phase_is_shown_to_take(more: int, timed_ms: float) -> None:
-    hand = ByHand()
-    model = hand.layer("model")
+    hand, model = one_layer()
     for number in range(3):
         t, held_up = 10_000 * number, more if number == 1 else 0
         hand.step(t, t + 1000 + held_up)

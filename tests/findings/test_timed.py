@@ -2,233 +2,279 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from perfnb.attribution.attribution import attribute
-from perfnb.findings.doubts import held_up as is_held_up
-from perfnb.findings.facts import facts_of
-from perfnb.findings.finding import Finding, in_order
-from perfnb.findings.verdict import verdict_of
-from perfnb.profile.profile import Profile
-from perfnb.profile.summary import summarize
-from tests.findings.test_findings import found, one_long_op, timed
-from tests.findings.test_gpu import two_kernels
-from tests.recordings import ByHand
+from perfnb.findings.rules import timed as rules
+from tests.findings.findings_recordings import found
+from tests.findings.test_findings import one_long_op, timed
+
+LOADER = {"name": "data", "class": "DataLoader", "num_workers": 0, "same": ["batch_sampler"]}
+
+
+def facts(**change: Any) -> Any:
+    """Return the facts of a live step of 10 ms on the CPU, which waits 2 ms for its batch."""
+    known = {
+        "step_ms": 10.0,
+        "live": True,
+        "gpu": None,
+        "waits_ms": np.full(9, 2.0),
+        "phases_ms": {"data": 2.0},
+        "loader": {},
+        "cores": 4.0,
+        "meta": {},
+        "uneven": "",
+        "busy": False,
+        "step_words": "10.0 ms",
+        "for_torch": str,
+        "of_step": lambda ms: f"{ms:.3g} ms",
+    } | change
+    return SimpleNamespace(share=lambda ms: ms / known["step_ms"], **known)
+
+
+GPU = SimpleNamespace(idle_ms=1.5, held_ms={"data": 1.25}.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("change", "bound_ms", "confidence"),
+    [
+        ({}, 2.0, "high"),
+        ({"live": False}, 2.0, "medium"),
+        ({"waits_ms": np.zeros(9)}, 2.0, "medium"),  # only traced steps waited
+        ({"waits_ms": np.array([18.0] + [0.0] * 8)}, None, ""),  # one step was held up
+        ({"waits_ms": np.array([3.0] * 4 + [0.0] * 5)}, 2.0, "high"),
+        ({"waits_ms": np.array([3.0] * 4 + [0.0] * 5), "loader": {"class": "list"}}, None, ""),
+        ({"waits_ms": np.array([3.0] * 5 + [0.0] * 4), "loader": {"class": "list"}}, 2.0, "high"),
+        ({"step_ms": 40.0, "waits_ms": np.full(9, 3.0)}, 2.0, "high"),
+        ({"step_ms": 40.1, "waits_ms": np.full(9, 3.0)}, None, ""),
+        ({"step_ms": 1.0, "phases_ms": {"data": 0.05}}, 0.05, "high"),
+        ({"step_ms": 0.9, "phases_ms": {"data": 0.049}}, None, ""),
+        ({"gpu": GPU}, 1.5, "medium"),
+        ({"gpu": GPU, "live": False}, 1.25, "medium"),
+        ({"uneven": "steps vary"}, 2.0, "low"),
+    ],
+)
+def test_a_wait_for_data_is_worth_reporting_if_it_recurs(
+    change: dict[str, Any], bound_ms: float | None, confidence: str
+) -> None:
+    known = facts(**change)
+    waits = list(rules.input_pipeline.search(known))
+
+    assert [(one.bound_ms, one.confidence) for one in waits] == ([] if bound_ms is None else [(bound_ms, confidence)])
+    for one in waits:
+        assert ("the GPU was idle for" in one.evidence) == ("gpu" in change)
+        measured = change.get("live", True) and known.waits_ms.any()
+        assert ("mean of 9 timed steps" in one.evidence) == measured
+        assert [tuple(row) for row in one.rows] == [("phase", "data")]
+
+
+@pytest.mark.parametrize(("count", "mean"), [(1, 0.0), (50, 0.98), (51, 49 / 51)])
+def test_the_longest_two_percent_of_waits_do_not_count(count: int, mean: float) -> None:
+    assert rules._without_longest(np.ones(count)) == pytest.approx(mean)
+
+
+@pytest.mark.parametrize(
+    ("loader", "said"),
+    [
+        ({}, ""),
+        (
+            {"num_workers": 0, "dataset": "Rows"},
+            " The loader has no workers: batches are made in the main process. Its samples come from Rows.__getitem__.",
+        ),
+        (
+            {"name": "data", "num_workers": 1, "dataset": "Rows", "iterable": True},
+            " data has 1 worker. Its samples come from Rows.__iter__.",
+        ),
+        ({"name": "data", "num_workers": 2, "dataset": "<b>"}, " data has 2 workers."),
+    ],
+)
+def test_how_batches_are_made(loader: dict[str, Any], said: str) -> None:
+    assert rules._setting(facts(loader=loader)) == said
+
+
+@pytest.mark.parametrize(
+    ("workers", "waited", "change", "wanted", "says"),
+    [
+        (0, 5.0, {}, 1, "Use about 1 worker: a batch takes about 5.00 ms to make and 5.00 ms to use"),
+        (0, 5.1, {}, 2, "Use about 2 workers: "),
+        (1, 5.0, {}, 2, "Use about 2 workers: a batch takes about 10.0 ms to make and 5.00 ms to use"),
+        (2, 5.0, {}, 4, "Use about 4 workers: "),
+        (0, 5.1, {"meta": {"batches": 3}}, 2, "the step's 3 batches take about 5.10 ms to make"),
+        (0, 5.1, {"cores": None}, 2, "Use about 2 workers: "),
+        (0, 5.1, {"cores": 1.5}, 1, "and use 1 worker: "),
+        (0, 5.0, {"cores": 0.5}, 1, "about 1 worker would be needed, but there are 0.5 cores"),
+        (2, 5.0, {"cores": 2.0}, None, "keep 2 workers: "),
+        (2, 5.0, {"cores": 3.0}, 3, "about 4 workers would be needed, but there are 3 cores"),
+        (0, 10.0, {"cores": None}, 10_000, "to use"),
+        (0, 5.1, {"iterable": True}, 1, "Use 1 worker: "),
+        (3, 5.1, {"iterable": True}, None, "Make batches cheaper, or use more workers: "),
+    ],
+)
+def test_workers_are_counted_from_how_long_a_batch_takes_to_make_and_to_use(
+    workers: int, waited: float, change: dict[str, Any], wanted: int | None, says: str
+) -> None:
+    loader = LOADER | {"num_workers": workers, "iterable": change.pop("iterable", False)}
+    advice, code = rules._advice(facts(loader=loader, **change), waited)
+
+    assert says in advice
+    assert ("get_worker_info" in advice) == loader["iterable"]
+    line = "data = torch.utils.data.DataLoader(data.dataset, batch_sampler=data.batch_sampler, num_workers={})"
+    assert code == ("" if wanted is None else line.format(wanted))
+
+
+def test_batches_are_copied_from_pinned_memory_to_a_gpu() -> None:
+    assert rules._advice(facts(loader=LOADER, gpu=GPU), 5.1)[1].endswith("num_workers=2, pin_memory=True)")
+
+
+def test_samples_in_memory_are_fetched_a_batch_at_a_time() -> None:
+    advice, code = rules._advice(facts(loader=LOADER | {"indexed": True}), 5.0)
+    assert "with a single indexing operation" in advice
+    assert code.endswith("DataLoader(data.dataset, sampler=data.batch_sampler, batch_size=None)")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"loader": {"class": "Feeder"}}, "use a torch.utils.data.DataLoader with workers"),
+        ({"loader": {"class": "Feeder"}, "live": False}, rules._AHEAD),
+        ({"loader": {"class": "tuple"}}, rules._AHEAD),
+        ({}, rules._AHEAD),
+        ({"for_torch": lambda words: ""}, "in other processes, or make them cheaper"),
+    ],
+)
+def test_batches_of_other_iterables_are_to_be_made_ahead(change: dict[str, Any], says: str) -> None:
+    advice, code = rules._advice(facts(**change), 5.0)
+    assert says in advice
+    assert code == ""
 
 
 def test_the_wait_for_data_is_that_of_the_timed_steps() -> None:
     recording = timed(one_long_op().recording(), [31.0, 41.0] * 10, [30.0, 40.0] * 10)
 
-    wait = found(recording).loc["input pipeline"]
+    wait = found(recording, "input pipeline").loc["input pipeline"]
 
     assert wait["bound_ms"] == pytest.approx(35)
     assert wait["bound_share"] == pytest.approx(35 / 36)
     assert wait["confidence"] == "high"
-    assert wait["rows"] == [{"kind": "phase", "name": "data"}]
 
 
-@pytest.mark.parametrize(("waited", "bound_ms"), [(2.0, 2.0), (5.25, 5.11)])
-def test_a_wait_for_data_costs_no_more_than_the_gpu_is_idle(waited: float, bound_ms: float) -> None:
-    """It works for 0.2 ms of each step of 5.31."""
-    wait = found(timed(two_kernels(5000).recording(), [5.31] * 9, [waited] * 9)).loc["input pipeline"]
-
-    assert wait["bound_ms"] == pytest.approx(bound_ms)
-    assert f"; the GPU was idle for {bound_ms:.2f} ms of this time" in wait["evidence"]
-    assert wait["confidence"] == "medium"
+SLOW = {3: 8.0, 20: 8.0, 21: 8.0}
 
 
-def test_a_mean_step_is_called_one_where_the_headline_has_the_median() -> None:
-    wall, waits = [0.773] * 16 + [2.758] * 4, [0.0] * 16 + [1.985] * 4
-    summary = Profile(timed(one_long_op().recording(), wall, waits))._summary
-
-    assert summary.timing.median_ms == 0.773
-    assert summary.findings is not None
-    assert "0.397 ms of a mean step of 1.17 ms (34 %)" in summary.findings.verdict.verdict
-    even = Profile(timed(one_long_op().recording(), [1.0] * 20, [0.5] * 20))._summary.findings
-    assert even is not None
-    assert "0.500 ms of 1.00 ms (50 %)" in even.verdict.verdict
-
-
-@pytest.mark.parametrize(("workers", "wanted"), [(0, 35), (2, 64)])
-def test_workers_are_counted_from_how_long_a_batch_takes_to_make_and_to_use(workers: int, wanted: int) -> None:
-    loader = {"name": "train_loader", "class": "DataLoader", "num_workers": workers, "same": ["batch_sampler"]}
-    environment = {"processor": "made up", "threads": 1, "cpus": 64, "gpus": []}
-    recording = timed(
-        one_long_op().recording(), [36.0] * 9, [35.0] * 9, parts={"loader": loader}, environment=environment
-    )
-
-    wait = found(recording).loc["input pipeline"]
-
-    assert f"num_workers={wanted})" in wait["code"]
-    assert "(train_loader.dataset, batch_sampler=train_loader.batch_sampler, " in wait["code"]
-
-
-def test_a_short_wait_is_no_finding() -> None:
-    assert found(timed(one_long_op().recording(), [1.0] * 9, [0.04] * 9)).empty
-
-
-def test_pauses_of_the_garbage_collector_are_a_mean_over_the_steps() -> None:
-    pauses = [[step, 20.0] for step in range(4, 50, 5)]
-    recording = timed(one_long_op().recording(), [1.0, 1.0, 1.0, 1.0, 21.0] * 10, noise={"gc_pauses": pauses})
-
-    pause = found(recording).loc["garbage collection"]
-
-    assert pause["bound_ms"] == pytest.approx(4)
-    assert pause["bound_share"] == pytest.approx(4 / 5)
-    assert "every 5 steps" in pause["evidence"]
-    assert pause["rows"][0] == {"kind": "step", "name": "4"}
-    assert "uneven steps" not in found(recording).index  # explained already
-
-
-@pytest.mark.parametrize(("load", "noted"), [(0.5, True), (9.0, False)])
-def test_slow_steps_are_reported_unless_the_machine_was_busy_with_other_work(load: float, noted: bool) -> None:
-    wall = [1.0 + 0.001 * (n % 7) for n in range(40)]
-    wall[3] = wall[20] = wall[21] = 9.0
-    recording = timed(one_long_op().recording(), wall, noise={"load_after": load, "cpus": 2, "gc_pauses": []})
-
-    table = found(recording)
-
-    assert ("uneven steps" in table.index) == noted
-    if noted:
-        assert table.loc["uneven steps", "bound_ms"] == pytest.approx(3 * 8 / 40, rel=0.01)
-        assert table.loc["uneven steps", "confidence"] == "low"
-
-
-def test_stalls_that_come_regularly_are_told_of_with_their_period() -> None:
-    wall = [9.0 if n % 8 == 3 else 1.0 + 0.001 * (n % 7) for n in range(40)]
-    recording = timed(one_long_op().recording(), wall, noise={"load_after": 9.0, "cpus": 2})
-
-    stalls = found(recording).loc["uneven steps"]
-
-    assert "every 8 steps" in stalls["evidence"]
-    assert stalls["confidence"] == "medium"
-
-
-def test_what_slow_steps_add_is_a_share_of_a_step_in_the_mean() -> None:
-    wall = [1.0 + 0.001 * (n % 7) for n in range(40)]
-    wall[3] = wall[20] = wall[21] = 400.0
-
-    profile = Profile(timed(one_long_op().recording(), wall))
-    uneven = profile.findings.set_index("bottleneck").loc["uneven steps"]
-
-    added = 3 * 399 / 40
-    assert uneven["bound_ms"] == pytest.approx(added, rel=0.01)
-    assert uneven["bound_share"] == pytest.approx(added / (1 + added), rel=0.01)
-    assert "97 % of it" in uneven["evidence"]
-    verdict = profile._summary.findings.verdict.verdict
-    assert "29.9 ms of a mean step of 30.9 ms (97 %" in verdict
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("workers", "wait_ms", "code"), [(0, 11.0, 2), (0, 5.0, 2), (1, 30.0, 2), (0, 1.5, 2), (2, 30.0, 0)]
-)
-def test_never_more_workers_than_cores_and_the_line_agrees(workers: int, wait_ms: float, code: int) -> None:
-    loader = {"name": "loader", "class": "DataLoader", "num_workers": workers, "same": ["batch_sampler"]}
-    environment = {"processor": "made up", "threads": 1, "cpus": 2, "gpus": []}
-    recording = timed(
-        one_long_op().recording(),
-        [1.0 + wait_ms] * 9,
-        [wait_ms] * 9,
-        parts={"loader": loader},
-        environment=environment,
-    )
-
-    wait = found(recording).loc["input pipeline"]
-
-    if not code:
-        assert (wait["code"], "there are 2 cores" in wait["advice"]) == ("", True)
-        return
-    assert f"num_workers={code})" in wait["code"]
-    assert f"se {'about ' if wait_ms == 1.5 else ''}{code} workers" in wait["advice"]
-    assert ("there are 2 cores" in wait["advice"]) == (wait_ms != 1.5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("bounds", "verdict"),
+    ("change", "often", "confidence"),
     [
-        ([(0.5, "low"), (0.2, "medium")], "medium"),
-        ([(0.5, "low"), (0.12, "high")], "low"),  # far less than what may be
-        ([(0.3, "low"), (0.09, "high")], "low"),  # not enough to decide
-        ([(0.5, "medium"), (0.4, "high")], "medium"),
+        ({}, "3 of 40 steps", "low"),
+        ({"busy": True}, None, ""),
+        ({"more": dict.fromkeys(range(3, 40, 8), 8.0)}, "every 8 steps", "medium"),
+        ({"more": dict.fromkeys(range(3, 40, 8), 8.0), "busy": True}, "every 8 steps", "medium"),
+        ({"more": {}}, None, ""),
+        ({"more": {3: 8.0}, "count": 9}, None, ""),
+        ({"more": {3: 8.0}, "count": 10}, "1 of 10 steps", "low"),
+        ({"live": False}, None, ""),
+        *(({known: SLOW}, None, "") for known in ("waits_ms", "pauses_ms", "compiling_ms")),  # explained already
     ],
 )
-def test_a_surer_finding_that_is_not_much_less_is_the_verdict(bounds: list[tuple[float, Any]], verdict: str) -> None:
-    known = facts_of(recording := one_long_op().recording(), attribute(recording), summarize(recording))
-    found = in_order(Finding("b", bound, "c", sure, "e", "f", bottleneck="compute") for bound, sure in bounds)
-    place = verdict_of(known, found).finding
-
-    assert place is not None
-    assert found[place].confidence == verdict
-
-
-@pytest.mark.parametrize(("load", "noted"), [(5.0, True), (1.0, False)])
-def test_a_busy_machine_is_reported_where_nothing_else_is(load: float, noted: bool) -> None:
-    environment = {"processor": "made up", "threads": 2, "cpus": 2, "gpus": []}
-    recording = timed(
-        one_long_op().recording(), [1.0] * 9, environment=environment, noise={"load_after": load, "cpus": 2}
-    )
-
-    verdict = Profile(recording)._summary.findings.verdict
-
-    assert verdict.verdict.startswith("Nothing stands out")
-    assert ("the CPU was busy with other work. Bounds can be off by half" in verdict.why) == noted
-    assert ("torch.set_num_threads(1)" in verdict.why) == noted
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("timed_ms", "says"),
-    [
-        (1.0, ""),
-        (2.0, "timed steps took 2 times as long as traced ones"),
-        (0.5, "traced steps took 2 times as long as timed ones"),
-        (10.0, "timed steps took 10 times as long"),
-    ],
-)
-def test_times_that_do_not_fit_each_other_are_doubted(timed_ms: float, says: str) -> None:
-    """A step under the tracer does all that a timed one does, and more."""
-    verdict = Profile(timed(one_long_op().recording(), [timed_ms] * 9))._summary.findings.verdict
-
-    assert says in verdict.why
-    assert ("Low confidence: t" in verdict.why) == bool(says)
-    assert verdict.verdict.startswith("No verdict") == (timed_ms == 10.0)
-
-
-IN_THE_STEP: dict[str, Any] = {"name": "loader", "class": "DataLoader", "num_workers": 0, "batch_size": 4}
-
-
-@pytest.mark.parametrize(
-    ("loader", "wait_ms", "held_up"),
-    [
-        (None, 0.0, True),
-        ({"name": None, "class": "list"}, 0.002, True),
-        (IN_THE_STEP, 0.002, True),
-        (IN_THE_STEP, 6.0, True),  # the wait was held up like the rest
-        ({**IN_THE_STEP, "num_workers": 2}, 0.002, False),
-        ({"name": "batches", "class": "generator"}, 0.002, True),
-        ({"name": "batches", "class": "generator"}, 1.0, True),  # ten times as long as the traced wait, as all else
-        ({"name": "batches", "class": "BackgroundLoader"}, 6.0, False),  # traced steps found batches that lay ready
-        ({**IN_THE_STEP, "class": "BackgroundLoader"}, 6.0, False),
-    ],
-)
-def test_only_batches_made_beside_the_step_explain_timed_steps_longer_than_traced_ones(
-    loader: dict[str, Any] | None, wait_ms: float, held_up: bool
+def test_slow_steps_are_reported_unless_the_machine_was_busy_with_other_work(
+    change: dict[str, Any], often: str | None, confidence: str
 ) -> None:
-    hand = ByHand()
-    model = hand.layer("model")
-    for number in range(3):
-        t = 10_000 * number
-        hand.step(t, t + 1100).event("pf_data", t, t + 100)
-        hand.call(model, t + 101, t + 1099).op("aten::mm", t + 102, t + 1098)
-    recording = timed(hand.recording(), [10.0 + wait_ms] * 9, [wait_ms] * 9, parts={"loader": loader})
+    more, count = change.pop("more", SLOW), change.pop("count", 40)
 
-    known = facts_of(recording, attribute(recording), summary := summarize(recording))
+    def with_more(of: dict[int, float]) -> Any:
+        return np.array([of.get(place, 0.0) for place in range(count)])
 
-    assert is_held_up(known) == held_up
-    assert summary.findings is not None
-    # A wait that is most of the timed step is reported all the same.
-    assert summary.findings.verdict.verdict.startswith("No verdict") == (held_up and wait_ms < 5)
+    parts = {name: with_more(change.pop(name, {})) for name in ("waits_ms", "pauses_ms", "compiling_ms")}
+    usual = np.array([1.0 + 0.001 * (place % 7) for place in range(count)])
+    known = facts(timed_ms=usual + with_more(more), step_ms=1.0, **parts | change)
+
+    slow = list(rules.uneven_steps.search(known))
+
+    assert [one.confidence for one in slow] == ([confidence] if often else [])
+    for one in slow:
+        added = 8.0 * len(more) / count
+        assert f"({often})" in one.evidence
+        assert (one.bound_ms, one.of_ms) == pytest.approx((added, 1.0 + added), rel=0.01)
+        assert [row.name for row in one.rows] == [str(place) for place in more][:5]
+
+
+@pytest.mark.parametrize(
+    ("slow", "count", "period"),
+    [
+        ([3, 8, 13], 15, 5),
+        ([3, 8, 13], 25, 5),  # three of five that would be expected
+        ([3, 8, 13], 26, None),
+        ([3, 8], 10, None),
+        ([3, 8, 14], 15, None),
+        ([1, 3, 5], 6, 2),
+        ([1, 2, 3], 4, None),
+    ],
+)
+def test_slow_steps_have_a_period_if_they_recur_at_one_distance(
+    slow: list[int], count: int, period: int | None
+) -> None:
+    assert rules._period(np.array(slow), count) == period
+
+
+@pytest.mark.parametrize(
+    ("pauses", "often", "confidence"),
+    [
+        ([0.0] * 10, None, ""),
+        ([9.0] + [0.0] * 8, "in 1 step of 9", "low"),
+        ([9.0] + [0.0] * 9, None, ""),  # a single pause among ten steps proves nothing
+        ([9.0, 2.0] + [0.0] * 8, "in 2 steps of 10", "medium"),
+        ([9.0, 1.8] + [0.0] * 8, None, ""),  # without the longest, less than 2 % of a step
+        ([9.0, 0.0] * 3, "every 2 steps", "medium"),
+        ([9.0, 0.0] * 4, "every 2 steps", "high"),
+    ],
+)
+def test_pauses_of_the_garbage_collector_must_recur(pauses: list[float], often: str | None, confidence: str) -> None:
+    collected = list(rules.garbage_collection.search(facts(pauses_ms=np.array(pauses))))
+
+    assert [one.confidence for one in collected] == ([confidence] if often else [])
+    for one in collected:
+        assert one.bound_ms == pytest.approx(sum(pauses) / len(pauses))
+        assert one.evidence.startswith(f"Python collected garbage {often}, for ")
+        assert one.evidence.endswith("took up to 9.00 ms.")
+        assert ("only one" in one.why) == (confidence == "low")
+        assert one.rows[0] == ("step", "0")
+
+
+@pytest.mark.parametrize(
+    ("change", "bound_ms"),
+    [
+        ({}, 4.0),
+        ({"step_ms": 5.0}, 2.5),  # of a step of 5 ms, half remains
+        ({"step_ms": 99.0}, 4.0),
+        ({"tried": [3.0, 4.0, 7.7, 7.7]}, 2.15),
+        ({"tried": [3.0, 4.0, 7.9, 7.9]}, None),  # the upper quartile is not below the timed steps' lower one
+        ({"gpu": object()}, None),
+        ({"live": False}, None),
+        ({"cores": None}, None),
+        ({"threads": None}, None),
+        ({"tried": None}, None),
+    ],
+)
+def test_another_number_of_threads_is_proposed_if_it_was_clearly_faster(
+    change: dict[str, Any], bound_ms: float | None
+) -> None:
+    threads, tried = change.pop("threads", 8), change.pop("tried", [4.0] * 4)
+    known = facts(
+        environment={"threads": threads, "cpus": 16, "cpu_limit": 4.0},
+        meta={"threads_tried": tried and {"threads": 2, "steps_ms": tried}},
+        timed_ms=np.array([7.8, 7.8, 8.0, 8.5, 9.0]),
+        **{"step_ms": 8.0} | change,
+    )
+
+    better = list(rules.threads_and_cores.search(known))
+
+    assert [one.bound_ms for one in better] == ([] if bound_ms is None else [pytest.approx(bound_ms)])
+    for one in better:
+        assert "torch uses 8 threads, and the process has 16 cores, limited to 4 by its cgroup" in one.evidence
+        assert "additional threads" in one.advice
+        assert one.code == "torch.set_num_threads(2)"
+        known.cores = 8.0
+        (enough,) = rules.threads_and_cores.search(known)
+        assert "otherwise some are idle" in enough.advice

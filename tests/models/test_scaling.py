@@ -119,11 +119,7 @@ def summary_of(peak: int | None, other: int, flops: int | None) -> Any:
 
 @pytest.mark.parametrize(
     ("summary", "counted"),
-    [
-        (summary_of(100, 30, 7), (70, 7)),
-        (summary_of(30, 30, 0), (None, 0)),
-        (summary_of(None, 0, None), (None, None)),
-    ],
+    [(summary_of(100, 30, 7), (70, 7)), (summary_of(30, 30, 0), (None, 0)), (summary_of(None, 0, None), (None, None))],
 )
 def test_memory_that_is_not_the_steps_own_does_not_count(
     summary: Any, counted: tuple[int | None, int | None], monkeypatch: pytest.MonkeyPatch

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from random import Random
 
 import numpy as np
 import pytest
@@ -124,20 +123,6 @@ def test_the_order_of_blocks_is_random_and_the_seed_decides_it() -> None:
 def test_short_steps_have_longer_blocks() -> None:
     assert [counted_steps(ms) for ms in (100.0, 1.0, 0.0)] == [3, 20, 64]
     assert counted_steps(100.0, lead=9) == 9
-
-
-def test_idle_levers_are_hardly_ever_called_faster() -> None:
-    """Twenty runs of four levers that do nothing, on steps that depend on each other, drift and stall."""
-    faster = 0
-    for run in range(20):
-        noise, stalls = usual(100 + run), Random(run)
-
-        def ms(step: int, on: bool, noise: Milliseconds = noise, stalls: Random = stalls) -> float:
-            return noise(step, on) * (1 + step / 2000) * (8.0 if stalls.random() < 0.02 else 1.0)
-
-        levers = [tried(name, ms, seed=run, first=120 * place) for place, name in enumerate(IN_LOOPS[:4])]
-        faster += any(one.verdict == "faster" for one in judged(levers))
-    assert faster <= 3
 
 
 def test_levers_that_lower_precision_or_repeat_the_step_are_refused_in_a_sentence() -> None:

@@ -16,7 +16,7 @@ from perfnb.remedies.lever import Compiled, Lever
 from perfnb.remedies.subject import Subject
 from tests.fake_clock import FakeClock
 from tests.remedies import hard_steps
-from tests.remedies.hard_steps import lever, plant, switched
+from tests.remedies.hard_steps import lever, plant
 
 NAMES = ["threads", "autocast", "channels_last", "fused_optimizer", "foreach_optimizer", "gc_freeze"]
 
@@ -58,32 +58,6 @@ def test_a_step_of_five_seconds_gets_a_sensible_subset(clock: FakeClock, monkeyp
     assert seconds <= 144
 
 
-@pytest.mark.parametrize(("step_s", "budget_s"), [(0.2, 20), (2.0, 120)])
-def test_confirming_what_helps_stays_within_the_budget_too(
-    step_s: float, budget_s: float, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    on: set[str] = set()
-
-    def helping(name: str) -> Lever:
-        @contextmanager
-        def switch(_: Subject) -> Iterator[None]:
-            on.add(name)
-            yield
-            on.remove(name)
-
-        return switched(name, switch)
-
-    monkeypatch.setattr(hard_steps, "pause", lambda: clock.sleep(step_s * 0.8 ** len(on)))
-    plant(monkeypatch, *[helping(name) for name in "abc"])
-    hard = hard_steps.batch_norm()
-    begin = clock.now_ns
-    found = perfnb.try_levers(hard.step, hard.loader, levers=["a", "b", "c"], budget_s=budget_s)
-    seconds = (clock.now_ns - begin) / 1e9
-    print(f"{seconds:.1f} s of {budget_s}, {found.best}")
-    assert found.best
-    assert seconds <= 1.2 * budget_s
-
-
 def tiny() -> tuple[nn.Module, Callable[[], None]]:
     """Return a step of 600 parameters, whose own time is negligible compared with perfnb's work around it."""
     net = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8))
@@ -114,9 +88,7 @@ def slow(clock: FakeClock, name: str, *, preparing_s: float = 0.0, switching_s: 
     return lever(name, prepared, **options)
 
 
-@pytest.mark.parametrize(
-    ("preparing_s", "switching_s"), [(4.0, 0.0), (0.0, 0.5), (2.0, 0.2), (15.0, 0.0)], ids=lambda value: f"{value:g} s"
-)
+@pytest.mark.parametrize(("preparing_s", "switching_s"), [(0.0, 0.5), (15.0, 0.0)], ids=lambda value: f"{value:g} s")
 def test_the_budget_holds_where_perfnb_s_own_work_takes_longer_than_steps(
     preparing_s: float, switching_s: float, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

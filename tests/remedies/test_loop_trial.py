@@ -13,8 +13,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -23,7 +25,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from perfnb.remedies import loop_trial
-from perfnb.remedies.levers import loading, optimizers
+from perfnb.remedies.levers import by_name, loading, optimizers
 from perfnb.remedies.levers.loading import RestOfData, loader_with_workers
 from perfnb.remedies.loop_trial import LoopTrial, begin_trial
 from perfnb.remedies.subject import Subject
@@ -344,6 +346,72 @@ def test_an_interrupt_inside_a_lever_reaches_the_user(call: int, monkeypatch: py
     assert not trial.finished
     loop(trial, training, lambda _: 1.0)
     assert facts(trial)[0]["ratio"] is not None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "bounds", "rows", "ready"),
+    [
+        (["channels_last", "gc_freeze"], {}, {"channels_last", "gc_freeze"}, {"gc_freeze"}),
+        ([], {}, {"gc_freeze"}, {"gc_freeze"}),  # nobody asked for the others
+        ([], {"bound": 1.0}, {"gc_freeze", "channels_last"}, {"gc_freeze"}),  # a finding did
+    ],
+)
+def test_levers_that_are_refused_have_a_row_only_if_somebody_asked_for_them(
+    wanted: list[str], bounds: dict[str, float], rows: set[str], ready: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {name: replace(by_name()[name], answers=("bound",)) for name in ("channels_last", "gc_freeze")}
+    monkeypatch.setattr(loop_trial, "by_name", lambda: known)
+    monkeypatch.setattr(loop_trial, "IN_LOOPS", tuple(known))
+    trial = LoopTrial(wanted, bounds, ["model"], (10.0, 0.0), dict, None)
+    subject = Subject(print, None, {"model": torch.nn.Linear(2, 2)}, {}, None, chosen={"workers": 1, "threads": 1})
+
+    assert {lever.name for lever, _ in trial._chosen(subject)} == ready
+    assert {one.lever for one in trial.trials} == rows
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "place", "asked", "lines"),
+    [
+        ("fused_optimizer", "o = ...", "", ("SGD", "o", {"fused": True, "foreach": None}), ["o = ..."]),
+        ("foreach_optimizer", "o = ...", "a.py:3", ("SGD", "o", {"foreach": True}), ["o = ..."]),
+        ("loader_workers", "l = ...", "", ("DataLoader", "l", {"num_workers": 2}), ["l = ..."]),
+        (
+            "fused_optimizer",
+            "",
+            "a.py:3",
+            ("SGD", "o", {"fused": True, "foreach": None}),
+            "  # before the loop: a.py:3",
+        ),
+        ("foreach_optimizer", "", "", ("SGD", "o", {"foreach": True}), "  # the place is unknown"),
+        ("gc_freeze", "x", "", None, "  # the place is unknown"),
+    ],
+)
+def test_lines_are_rewritten_where_they_belong_or_say_where_to_put_them(
+    name: str, found: str, place: str, asked: Any, lines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rewritten(files: object, kind: str, called: str, **changed: Any) -> str:
+        seen.append((kind, called, changed))
+        return found
+
+    seen: list[Any] = []
+    monkeypatch.setattr(loop_trial.places, "rewritten", rewritten)
+    optimizer, loader = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1), DataLoader(Numbers(4))
+    subject = Subject(print, loader, {}, {"o": optimizer}, ("l", loader), chosen={"workers": 2})
+    trial = LoopTrial([], {}, [], (10.0, 0.0), dict, loader)
+    trial._files, trial._place = {}, place
+    lever = by_name()[name]
+
+    assert trial._lines(lever, subject) == (
+        lines if isinstance(lines, list) else [line + lines for line in lever.code(subject)]
+    )
+    assert seen == ([] if asked is None else [asked])
+
+
+def test_a_pause_stops_the_second_loader() -> None:
+    trial, stopped = started(Training(), "gc_freeze"), Mock()
+    trial._rest = stopped
+    trial.pause()
+    stopped.stop.assert_called_once_with()
 
 
 # A second loader on the rest of the data

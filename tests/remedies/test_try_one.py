@@ -92,12 +92,7 @@ def test_a_lever_for_memory_is_judged_by_it(peak: int, memory: str, words: str, 
 
 @pytest.mark.parametrize(
     ("setup_s", "pays", "said"),
-    [
-        (0.099, 1.0, None),
-        (0.1, 1.0, "100 ms, pays after 100 steps"),
-        (0.1, -1.0, "100 ms"),
-        (None, 1.0, None),
-    ],
+    [(0.099, 1.0, None), (0.1, 1.0, "100 ms, pays after 100 steps"), (0.1, -1.0, "100 ms"), (None, 1.0, None)],
 )
 def test_a_preparation_that_is_felt_is_told(setup_s: float | None, pays: float, said: str | None) -> None:
     verdict = "faster" if pays > 0 else "slower"

@@ -64,12 +64,9 @@ def test_what_is_kept_and_the_lines_for_it() -> None:
     assert "step with its batch 10.0 ms · 40 rounds" in str(lever_trials(fed_ms=10.0))
     once = lever_trials([replace(TRIALS[2], unconfirmed=True)], None, rounds=9, confirms=False)
     assert (once.best, once.code) == (("fused_optimizer",), CODE[0])
-    assert "but not confirmed (confirm=False)" in str(once)
     nothing = found(None)
     assert (nothing.best, nothing.code) == ((), "")
     assert "fused_optimizer: faster, but not confirmed as worth keeping" in str(nothing)
-    slower = lever_trials([trial for trial in TRIALS if trial.verdict != "faster"], None)
-    assert "None of the levers that were tried makes the step faster without changing its results" in str(slower)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -16,33 +17,15 @@ from perfnb.profile.profile import Profile
 from perfnb.profile.report import report_document
 from perfnb.profile.summary import model_flops_utilisation
 from perfnb.step import kept_rates as kept
-from tests.written_traces import training
+from tests import summaries
+from tests.recordings import ByHand
+from tests.roofline import roofline_samples as samples
 
 
 def profile(step: Callable[[], object], **options: object) -> Profile:
     made = perfnb.profile_step(step, warmup=1, steps=6, traced=1, **options)  # type: ignore[arg-type]
     assert isinstance(made, Profile)
     return made
-
-
-@pytest.mark.deep
-def test_a_product_has_a_sixth_of_its_size_as_intensity() -> None:
-    size = 384
-    left, right = torch.ones(size, size), torch.ones(size, size)
-
-    roofline = profile(lambda: left @ right, memory=False).roofline
-
-    assert roofline is not None
-    (product,) = roofline.points.to_dict("records")
-    assert (product["kind"], product["name"], product["dtype"]) == ("op", "aten::mm", "float32")
-    assert product["flops"] == 2 * size**3
-    assert product["intensity"] == size / 6
-    assert product["achieved_flops_per_s"] == pytest.approx(product["flops"] / product["ms"] * 1e3)
-    assert roofline.bandwidth is not None
-    slope, peak = size / 6 * roofline.bandwidth, roofline.peaks["float32"]
-    assert product["attainable_flops_per_s"] == pytest.approx(min(slope, peak))
-    assert product["bound"] == ("compute" if slope >= peak else "memory")
-    assert product["efficiency"] == pytest.approx(product["achieved_flops_per_s"] / min(slope, peak))
 
 
 @pytest.mark.slow
@@ -73,30 +56,35 @@ def test_layers_lie_under_the_roof_and_what_has_no_formula_is_listed(tmp_path: P
     assert str(loaded.roofline) == str(roofline)
 
 
-@pytest.mark.slow
-def test_the_headline_has_the_utilisation_of_a_step_of_which_all_arithmetic_was_seen(tmp_path: Path) -> None:
-    model, x = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256)), torch.randn(64, 256)
+@pytest.mark.parametrize(
+    ("changes", "compiled", "share"),
+    [
+        ({}, False, 0.34),
+        ({}, True, None),
+        ({"flops": 0}, False, None),
+        ({"flops": None}, False, None),
+        ({"refuted": {"float32": 1e9}}, False, None),
+        ({"refuted": {"bfloat16": 1e9}}, False, 0.34),
+        ({"utilisation": None}, False, None),
+    ],
+)
+def test_utilisation_is_that_of_a_step_of_which_all_arithmetic_was_seen(
+    changes: dict[str, Any], compiled: bool, share: float | None
+) -> None:
+    hand = ByHand()
+    hand.layer("model", compiled=compiled)
+    hand.step(0, 100)
+    known = {"flops": 10**9, "utilisation": 0.34, "dtype": "float32", "refuted": {}} | changes
 
-    p = profile(lambda: model(x).sum().backward(), model={"model": model}, memory=False)
+    assert model_flops_utilisation(hand.recording(), replace(samples.roofline(), **known)) == share
 
-    roofline, recording = p._summary.roofline, p._recording
-    assert roofline is not None
-    # On a disturbed machine the step may outdo the peak, which then is none.
-    known = replace(roofline, utilisation=0.34, dtype="float32", refuted={})
-    assert model_flops_utilisation(recording, known) == 0.34
-    refuted = replace(known, refuted={"float32": 1e9})
-    compiled = replace(recording, modules=recording.modules.assign(compiled=True))
-    assert model_flops_utilisation(recording, refuted) is None
-    assert model_flops_utilisation(compiled, known) is None
-    assert model_flops_utilisation(recording, replace(known, flops=0)) is None
-    assert p._summary.mfu == model_flops_utilisation(recording, roofline)
-    shown = replace(p._summary, roofline=known, mfu=0.34)
-    (headline,) = [figure for figure in report_document(shown).figures if figure.label == "MFU"]
-    assert (headline.value, headline.basis) == (0.34, "of the measured float32 peak")
-    without = report_document(replace(p._summary, mfu=None))
-    assert "MFU" not in [figure.label for figure in without.figures]
-    trace = training(1).write(tmp_path / "trace.json")
-    assert "MFU" not in str(perfnb.load(trace))
+
+@pytest.mark.parametrize("share", [0.34, None])
+def test_the_headline_has_the_utilisation_if_it_is_known(share: float | None) -> None:
+    figures = report_document(replace(summaries.small_cnn(), roofline=samples.roofline(), mfu=share)).figures
+    assert [(one.value, one.basis) for one in figures if one.label == "MFU"] == (
+        [] if share is None else [(share, "of the measured float32 peak")]
+    )
 
 
 @pytest.mark.slow

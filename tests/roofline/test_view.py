@@ -151,13 +151,6 @@ def test_a_point_is_drawn_if_both_its_places_are_known_and_above_zero() -> None:
     assert len(layers.rows) == 4
 
 
-def test_ceilings_are_doubted_above_a_tenth_of_other_work() -> None:
-    made = samples.roofline()
-    said = "Other programs used 11 % of the CPUs while the ceilings were measured. The ceilings may be too low."
-    assert roofline_document(replace(made, others=0.11)).notes[0] == said
-    assert "Other programs" not in " ".join(roofline_document(replace(made, others=0.1)).notes)
-
-
 def test_a_step_without_layers_has_points_of_ops() -> None:
     made = samples.roofline()
     ops = made.points[made.points["kind"] == "op"]
