@@ -102,6 +102,8 @@ def test_what_is_replaced_is_no_survivor(lives: int) -> None:
 def test_a_cache_filled_early_is_no_survivor() -> None:
     assert len(surviving(made(range(10)), STEPS)) == 0
     assert len(surviving(made([0, 30]), STEPS)) == 0
+    assert surviving(made([15, 16, 31, 32, 39]), STEPS)["steps"].tolist() == [3]  # from both halves of the first 32
+    assert len(surviving(made([16, 17, 31]), STEPS)) == 0
 
 
 def test_a_leak_every_fifth_step_survives() -> None:
