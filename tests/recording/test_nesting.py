@@ -93,6 +93,31 @@ def test_an_interval_that_ends_after_the_one_in_which_it_starts_is_cut() -> None
     assert end.tolist() == [50, 60, 55, 70, 40, 60]
 
 
+def nested_by_walking(start: list[int], end: list[int]) -> tuple[list[int], list[int]]:
+    """Return parents and cut ends, for intervals in the order of their starts."""
+    parents, ends, open_ = [], list(end), list[int]()
+    for place, begin in enumerate(start):
+        while open_ and ends[open_[-1]] <= begin:
+            open_.pop()
+        parents.append(open_[-1] if open_ else NONE)
+        ends[place] = min([end[place], *(ends[around] for around in open_[-1:])])
+        open_.append(place)
+    return parents, ends
+
+
+def test_intervals_are_cut_from_the_outside_in() -> None:
+    """What starts between the true and the late end of an interval is not in it, and keeps its end."""
+    assert nested_by_walking([2, 5, 8, 11], [10, 17, 20, 21]) == ([NONE, 0, 1, NONE], [10, 10, 10, 21])
+    random = np.random.default_rng(1)
+    for count in (2, 4, 5, 6) * 50:
+        start = np.sort(random.choice(15, count, replace=False))
+        end = start + random.integers(1, 15, count)
+
+        forest, cut = nest_cutting(np.zeros(count, dtype=int), start, end)
+
+        assert (forest.parent.tolist(), cut.tolist()) == nested_by_walking(start.tolist(), end.tolist())
+
+
 def test_nothing_nests_in_nothing() -> None:
     empty = np.array([], dtype=np.int64)
 
