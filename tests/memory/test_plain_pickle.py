@@ -133,58 +133,32 @@ def global_call(module: str, name: str, argument: str, old: bool) -> bytes:
 
 
 def exploits(sentinel: Path) -> dict[str, bytes]:
-    touch, write = f"touch {sentinel}", f"open({str(sentinel)!r}, 'w').close()"
+    touch = f"touch {sentinel}"
     found = {
         f"{module}.{name} {'GLOBAL' if old else 'STACK_GLOBAL'}": global_call(module, name, argument, old)
         for old in (True, False)
         for module, name, argument in (
             ("os", "system", touch),
-            ("posix", "system", touch),
             ("builtins", "eval", f"__import__('os').system({touch!r})"),
-            ("builtins", "exec", write),
-            ("subprocess", "getoutput", touch),
             ("torch._utils", "_rebuild_tensor_v2", "x"),
-            ("torch.storage", "_load_from_bytes", "x"),
-            ("numpy", "load", "x"),
         )
     }
     for protocol in (2, 4):
         for name, value in {
-            "os.system": Runs(os.system, touch),
-            "eval": Runs(eval, f"__import__('os').system({touch!r})"),
             "getattr": Runs(getattr, Runs(__import__, "os"), "system"),
             "inside": {"segments": [{"blocks": [Runs(os.system, touch)]}]},
-            "object": argparse_like(),
             "ordered dict": OrderedDict(a=1),
             "class": int,
-            "complex": 1j,
             "set": {1, 2},
-            "bytearray": bytearray(b"abc"),
         }.items():
             found[f"{name} protocol {protocol}"] = pickle.dumps(value, protocol=protocol)
     found |= {
         "INST": b"\x80\x02(S'touch %b'\nios\nsystem\n." % str(sentinel).encode(),
-        "OBJ": b"\x80\x02(cos\nsystem\nX\x01\x00\x00\x00xo.",
-        "NEWOBJ": b"\x80\x02cbuiltins\nint\n)\x81.",
-        "NEWOBJ_EX": b"\x80\x04\x8c\x08builtins\x8c\x03int\x93)}\x92.",
         "BUILD": b"\x80\x02}}b.",
-        "REDUCE of text": b"\x80\x02X\x01\x00\x00\x00x)R.",
-        "EXT1": b"\x80\x02\x82\x01.",
-        "EXT2": b"\x80\x02\x83\x01\x00.",
-        "EXT4": b"\x80\x02\x84\x01\x00\x00\x00.",
         "PERSID": b"\x80\x02Pabc\n.",
-        "BINPERSID": b"\x80\x02X\x01\x00\x00\x00xQ.",
-        "NEXT_BUFFER": b"\x80\x05\x97.",
-        "DUP": b"\x80\x02]2.",
         "after the end": pickle.dumps([1]) + pickle.dumps(Runs(os.system, touch)),
     }
     return found
-
-
-def argparse_like() -> Any:
-    from argparse import Namespace
-
-    return Namespace(a=1)
 
 
 NAMES = sorted(exploits(Path("x")))
