@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 
 import pytest
@@ -119,27 +118,3 @@ def test_what_shares_memory_counts_once() -> None:
     assert p.layers.loc[["model.layer", "model.tied"], "forward_flops"].tolist() == [product, product]
     assert p.layers.loc[["model.layer", "model.tied"], "backward_flops"].tolist() == [product, 2 * product]
     assert p.layers.loc["model", ["forward_flops", "backward_flops"]].tolist() == [2 * product, 3 * product]
-
-
-@pytest.mark.deep
-@pytest.mark.slow
-def test_two_profiles_in_one_process_are_alike() -> None:
-    def once() -> tuple[object, ...]:
-        gc.collect()
-        model, x = mlp(), torch.randn(ROWS, WIDE)
-        optimizer = torch.optim.Adam(model.parameters())
-
-        def step() -> None:
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
-
-        p = profile(step)
-        made = p.allocations[(p.allocations["start_ns"] >= 0).fillna(False)]
-        whole = p.memory["total"] - p.memory["total"].iloc[0]
-        layers = p.layers[["activation_bytes", "forward_flops", "backward_flops"]].iloc[:4]
-        return at_end(p), whole.tolist(), sorted(made["bytes"].tolist()), layers.fillna(-1).to_numpy().tolist()
-
-    first, second = once(), once()
-
-    assert first == second
