@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import perfnb
+from perfnb.attribution.backward_links import owning_blocks
+from perfnb.attribution.blocks import Kind, host_blocks
 from perfnb.profile.profile import Profile
 from tests.recordings import ByHand
 from tests.step.models import training_step
@@ -161,3 +163,11 @@ def test_a_node_made_by_another_node_belongs_to_the_forward_op_of_that_one() -> 
     hand.node("BBackward", 400, 450, 2)
     p = Profile(hand.recording())
     assert p.layers.loc["model", "backward_ms"] == pytest.approx(0.1 + 0.05)
+
+
+def test_blocks_that_are_no_nodes_have_no_owner() -> None:
+    events = ByHand().step(0, 1000).op("a", 20, 30, 1).node("ABackward", 200, 300, 1).recording().events
+    host = host_blocks(events)
+
+    assert host.blocks["kind"].tolist() == [Kind.STEP, Kind.ENGINE, Kind.NODE]
+    assert owning_blocks(events, host).tolist() == [-1, -1, 0]
