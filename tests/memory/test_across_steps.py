@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-import perfnb
-from perfnb.recording.schema import CATEGORIES
+from tests.known_steps import BATCH, INPUTS, WHOLE, at_end, linear, mlp, profile
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-ROWS, WIDE, NARROW = 8, 32, 4
-PARAMETERS = 4 * (WIDE * WIDE + WIDE + WIDE * NARROW + NARROW)
-INPUTS = 4 * ROWS * WIDE
 #: The counted step, of one warm-up, one timed, two that lead in and one traced.
 COUNTED = 6
-
-
-def mlp() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(WIDE, WIDE), nn.ReLU(), nn.Linear(WIDE, NARROW))
-
-
-def profile(step: Callable[[], object]) -> perfnb.Profile:
-    p = perfnb.profile_step(step, warmup=1, steps=1, traced=1)
-    assert p.steps["pass"].tolist().index("counted") == COUNTED - 1
-    return p
-
-
-def at_end(p: perfnb.Profile) -> dict[str, int]:
-    """Return bytes that live objects own at the end of the step; what else is alive in the process is left out."""
-    return {name: int(size) for name, size in p.memory.iloc[-1][list(CATEGORIES[:-1])].items() if size}
+WIDE = 16
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [2, 5])
 def test_gradients_of_several_steps_go_in_one_of_them_and_are_made_again(every: int) -> None:
     """Where the counted step lets go of them, they were made before anything was watched, and torch tells no free."""
-    model, x, begun = mlp(), torch.randn(ROWS, WIDE), 0
+    model, x, begun = mlp(), torch.randn(BATCH, WIDE), 0
 
     def step() -> None:
         nonlocal begun
@@ -50,10 +30,11 @@ def test_gradients_of_several_steps_go_in_one_of_them_and_are_made_again(every: 
 
     p = profile(step)
 
-    assert at_end(p) == {"parameters": PARAMETERS, "gradients": PARAMETERS, "inputs": INPUTS}
-    assert p.memory["gradients"].iloc[0] == PARAMETERS
-    assert p.memory["gradients"].min() == (PARAMETERS if COUNTED % every else 0)
-    assert p.memory["gradients"].max() == PARAMETERS
+    assert p.steps["pass"].tolist().index("counted") == COUNTED - 1
+    assert at_end(p) == {"parameters": WHOLE, "gradients": WHOLE, "inputs": INPUTS}
+    assert p.memory["gradients"].iloc[0] == WHOLE
+    assert p.memory["gradients"].min() == (WHOLE if COUNTED % every else 0)
+    assert p.memory["gradients"].max() == WHOLE
     gradients = p.allocations[p.allocations["category"] == "gradients"]
     assert gradients["end_ns"].notna().sum() == (0 if COUNTED % every else 4)
 
@@ -61,7 +42,7 @@ def test_gradients_of_several_steps_go_in_one_of_them_and_are_made_again(every: 
 @pytest.mark.slow
 def test_optimizer_state_of_the_counted_step_alone() -> None:
     """An optimizer that first steps there: its state is new, and the parameters' are the blocks of the model."""
-    model, x, begun = mlp(), torch.randn(ROWS, WIDE), 0
+    model, x, begun = mlp(), torch.randn(BATCH, WIDE), 0
     optimizer = torch.optim.Adam(model.parameters())
 
     def step() -> None:
@@ -74,13 +55,8 @@ def test_optimizer_state_of_the_counted_step_alone() -> None:
 
     p = profile(step)
 
-    state = 2 * PARAMETERS + 4 * 4
-    assert at_end(p) == {
-        "parameters": PARAMETERS,
-        "gradients": PARAMETERS,
-        "optimizer_state": state,
-        "inputs": INPUTS,
-    }
+    state = 2 * WHOLE + 4 * 4
+    assert at_end(p) == {"parameters": WHOLE, "gradients": WHOLE, "optimizer_state": state, "inputs": INPUTS}
     assert p.memory["optimizer_state"].iloc[0] == 0
     made = p.allocations[p.allocations["category"] == "optimizer_state"]
     assert made["phase"].unique().tolist() == ["optimizer"]
@@ -104,7 +80,7 @@ class Tied(nn.Module):
 
 @pytest.mark.slow
 def test_what_shares_memory_counts_once() -> None:
-    model, x = Tied(), torch.randn(ROWS, WIDE)
+    model, x = Tied(), torch.randn(BATCH, WIDE)
 
     def step() -> None:
         model.zero_grad()
@@ -114,7 +90,7 @@ def test_what_shares_memory_counts_once() -> None:
 
     weights = 4 * (WIDE * WIDE + WIDE + 2 * WIDE)
     assert at_end(p) == {"parameters": weights + 4 * 2 * WIDE + 8, "gradients": weights, "inputs": INPUTS}
-    product = 2 * ROWS * WIDE * WIDE
+    product = linear(BATCH, WIDE, WIDE)
     assert p.layers.loc[["model.layer", "model.tied"], "forward_flops"].tolist() == [product, product]
     assert p.layers.loc[["model.layer", "model.tied"], "backward_flops"].tolist() == [product, 2 * product]
     assert p.layers.loc["model", ["forward_flops", "backward_flops"]].tolist() == [2 * product, 3 * product]
