@@ -63,13 +63,14 @@ def nest_cutting(thread: Ints, start: Ints, end: Ints) -> tuple[Forest, Ints]:
     for _ in range(_CUTS):
         inside = np.flatnonzero(forest.parent != NONE)
         around = forest.parent[inside]
-        late = np.zeros(len(end), dtype=bool)
-        late[inside] = (end[inside] > end[around]) & (start[inside] < end[around])
-        if not late.any():
+        outside = np.zeros(len(end), dtype=bool)
+        outside[inside] = end[inside] > end[around]
+        late = inside[outside[inside] & (start[inside] < end[around])]
+        if len(late) == 0:
             break
-        outer = late & (innermost(forest, late) == NONE)  # the ends around them are final
+        late = late[innermost(forest, outside)[late] == NONE]  # the ends around these are final
         end = end.copy()
-        end[outer] = end[forest.parent[outer]]
+        end[late] = end[forest.parent[late]]
         forest = nest(thread, start, end)
     return forest, end
 
