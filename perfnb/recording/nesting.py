@@ -57,15 +57,18 @@ def nest_cutting(thread: Ints, start: Ints, end: Ints) -> tuple[Forest, Ints]:
     """Nest intervals in the same way as `nest`, even if they end just after their parent.
 
     Such ends occur because files contain rounded times. An end that is too late is moved to the end of the interval in
-    which it started. The corrected ends are returned along with the forest.
+    which it started, after that end has been corrected itself. The corrected ends are returned along with the forest.
     """
     forest = nest(thread, start, end)
     for _ in range(_CUTS):
         inside = np.flatnonzero(forest.parent != NONE)
         around = forest.parent[inside]
-        late = inside[(end[inside] > end[around]) & (start[inside] < end[around])]
+        outside = np.zeros(len(end), dtype=bool)
+        outside[inside] = end[inside] > end[around]
+        late = inside[outside[inside] & (start[inside] < end[around])]
         if len(late) == 0:
             break
+        late = late[innermost(forest, outside)[late] == NONE]  # the ends around these are final
         end = end.copy()
         end[late] = end[forest.parent[late]]
         forest = nest(thread, start, end)

@@ -185,33 +185,30 @@ def test_operators_without_formula_are_listed_with_their_share() -> None:
     assert pd.isna(table["ms"].iloc[2])
     assert pd.isna(table["share"].iloc[2])
 
+    assert uncounted_ops(counted, times, 0.0)["share"].isna().all()  # a step without time
     on_gpu = uncounted_ops(counted, times, 10.0, on_gpu=True)
     assert on_gpu["op"].tolist() == ["aten::relu", "aten::odd", "aten::gone"]
     assert on_gpu["share"].tolist()[:2] == pytest.approx([0.4, 0.05])
 
 
-def test_the_main_dtype_of_a_layer_is_that_of_most_flops_then_bytes_then_by_name() -> None:
-    def dtype_of(*calls: tuple[int | None, int, str]) -> str:
-        rows = [("aten::mm", *call) for call in calls]
-        counted = calls_of(*rows).astype({"dtype": TEXT}).assign(layer="net")
-        return str(work_by(counted, "layer").loc["net", "dtype"])
-
-    assert dtype_of((6, 1, "float32"), (5, 9, "float16"), (2, 9, "float16")) == "float16"
-    assert dtype_of((6, 1, "float32"), (6, 2, "float64")) == "float64"
-    assert dtype_of((None, 1, "float32"), (None, 2, "float64")) == "float64"
-    assert dtype_of((6, 2, "float64"), (6, 2, "float32")) == "float32"
-
-
-def test_no_flops_are_known_where_only_calls_without_arithmetic_were_counted() -> None:
-    def flops_of(*flops: int | None) -> int | None:
-        rows = [("aten::mm", number, 1, "float32") for number in flops]
-        counted = calls_of(*rows).astype({"dtype": TEXT}).assign(layer="net")
-        found = work_by(counted, "layer").loc["net", "flops"]
-        return None if pd.isna(found) else int(found)
-
-    assert flops_of(0, 0) == 0
-    assert flops_of(0, None) is flops_of(None) is None
-    assert flops_of(1, None) == 1
+@pytest.mark.parametrize(
+    ("calls", "dtype", "flops"),
+    [
+        ([(6, 1, "float32"), (5, 9, "float16"), (2, 9, "float16")], "float16", 13),  # of most FLOPs
+        ([(6, 1, "float32"), (6, 2, "float64")], "float64", 12),  # then of most bytes
+        ([(None, 1, "float32"), (None, 2, "float64")], "float64", None),
+        ([(6, 2, "float64"), (6, 2, "float32")], "float32", 12),  # then by name
+        ([(0, 1, "float32"), (0, 1, "float32")], "float32", 0),
+        ([(0, 1, "float32"), (None, 1, "float32")], "float32", None),  # only calls without arithmetic were counted
+        ([(1, 1, "float32"), (None, 1, "float32")], "float32", 1),
+    ],
+)
+def test_a_layer_has_a_main_dtype_and_the_flops_of_its_arithmetic(
+    calls: list[tuple[int | None, int, str]], dtype: str, flops: int | None
+) -> None:
+    counted = calls_of(*(("aten::mm", *call) for call in calls)).astype({"dtype": TEXT}).assign(layer="net")
+    work = work_by(counted, "layer").loc["net"]
+    assert (work["dtype"], None if pd.isna(work["flops"]) else work["flops"]) == (dtype, flops)
 
 
 def test_the_time_of_a_layer_is_its_own_per_step() -> None:
@@ -227,11 +224,3 @@ def test_the_time_of_a_layer_is_its_own_per_step() -> None:
 
     assert times.loc["model", ["ms", "gpu_ms"]].tolist() == pytest.approx([0.070, 0])
     assert times.loc["model.inner", ["ms", "gpu_ms"]].tolist() == pytest.approx([0.029, 0.020])
-
-
-def test_no_operator_has_a_share_of_a_step_without_time() -> None:
-    counted = pd.DataFrame({"op": ["aten::relu"], "flops": pd.array([None], dtype="Int64")})
-    times = pd.DataFrame({"ms": [0.0], "gpu_ms": [0.0]}, index=["aten::relu"])
-    table = uncounted_ops(counted, times, 0.0)
-    assert table["ms"].tolist() == [0]
-    assert table["share"].isna().all()

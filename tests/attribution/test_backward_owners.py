@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import perfnb
+from perfnb.attribution.backward_links import owning_blocks
+from perfnb.attribution.blocks import Kind, host_blocks
 from perfnb.profile.profile import Profile
 from tests.recordings import ByHand
 from tests.step.models import training_step
@@ -97,9 +99,8 @@ class Checkpointed(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointed_layers_have_one_call_their_own_backward_and_the_recomputation(reentrant: bool) -> None:
-    model = Checkpointed(reentrant)
+def test_checkpointed_layers_have_one_call_their_own_backward_and_the_recomputation() -> None:
+    model = Checkpointed(reentrant=True)
 
     p = profile_of(training_step(model, torch.randn(4, 16)))
 
@@ -135,20 +136,11 @@ def test_checkpoints_inside_a_checkpoint_are_attributed() -> None:
 
 
 @pytest.mark.slow
-def test_a_layers_hooks_and_gradients_do_not_confuse_the_count() -> None:
+def test_hooks_leave_a_layers_backward_where_it_was() -> None:
+    """What a hook runs stands before the node's own op, where torch looks for the sequence number."""
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
     model[2].register_full_backward_hook(lambda module, into, out: None)
     model[2].weight.register_hook(lambda gradient: gradient * 2)
-
-    p = profile_of(training_step(model, torch.randn(4, 8)))
-
-    assert calls(p, "aten::mm") == {"model.0": 1, "model.2": 2}
-
-
-@pytest.mark.slow
-def test_a_hook_on_a_layers_output_leaves_its_backward_where_it_was() -> None:
-    """What a hook runs stands before the node's own op, where torch looks for the sequence number."""
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
 
     def step() -> None:
         out = model(torch.ones(4, 8))
@@ -171,3 +163,11 @@ def test_a_node_made_by_another_node_belongs_to_the_forward_op_of_that_one() -> 
     hand.node("BBackward", 400, 450, 2)
     p = Profile(hand.recording())
     assert p.layers.loc["model", "backward_ms"] == pytest.approx(0.1 + 0.05)
+
+
+def test_blocks_that_are_no_nodes_have_no_owner() -> None:
+    events = ByHand().step(0, 1000).op("a", 20, 30, 1).node("ABackward", 200, 300, 1).recording().events
+    host = host_blocks(events)
+
+    assert host.blocks["kind"].tolist() == [Kind.STEP, Kind.ENGINE, Kind.NODE]
+    assert owning_blocks(events, host).tolist() == [-1, -1, 0]

@@ -68,23 +68,17 @@ STEPS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [name if name == "resnet" else pytest.param(name, marks=pytest.mark.deep) for name in STEPS]
+    "kind", [name if name == "gpt" else pytest.param(name, marks=pytest.mark.deep) for name in STEPS]
 )
-def test_the_tables_add_up(name: str) -> None:
-    p = perfnb.profile_step(STEPS[name](), warmup=2, steps=1, traced=2)
+def test_the_tables_add_up(kind: str) -> None:
+    p = perfnb.profile_step(STEPS[kind](), warmup=1, steps=1, traced=2)
 
     layers, phases = p.layers, p.phases
     assert phases["ms"].sum() == pytest.approx(traced_ms(p))
     assert phases["share"].sum() == pytest.approx(1)
     both = phases.loc[["forward", "backward"], "ms"].sum()
     assert layers["self_ms"].sum() == pytest.approx(both, rel=1e-4)
-
-
-@pytest.mark.slow
-def test_a_parents_time_is_its_own_and_its_childrens() -> None:
-    p = perfnb.profile_step(gpt(), warmup=1, steps=1, traced=2)
-
-    layers = p.layers[~p.layers.index.str.startswith("(")]
+    layers = layers[~layers.index.str.startswith("(")]
     columns = ["forward_ms", "backward_ms", "recompute_ms"]
     assert layers["total_ms"].to_numpy(float) == pytest.approx(layers[columns].sum(axis=1).to_numpy(float))
     for name, row in layers.iterrows():

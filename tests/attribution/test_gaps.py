@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from perfnb.attribution.blocks import host_blocks
@@ -20,81 +22,91 @@ def begun() -> tuple[ByHand, int]:
     return hand.step(0, 1000), hand.layer("model")
 
 
-def test_an_empty_step_is_other() -> None:
-    hand, _ = begun()
+Change = Callable[[ByHand, int], object]
 
-    assert phases(hand) == {"other": 1000}
+#: What runs in a step of 1000 µs with a model, and the phases that take time; the rest is other.
+STEPS: dict[str, tuple[Change, dict[str, int]]] = {
+    "nothing": (lambda hand, model: None, {}),
+    "loss lies between forward and backward": (
+        lambda hand, model: hand.call(model, 100, 300).op("aten::mm", 110, 290, 1).node("MmBackward0", 450, 700, 1),
+        {"forward": 200, "loss": 150, "backward": 250},
+    ),
+    "no backward": (lambda hand, model: hand.call(model, 100, 300).op("aten::argmax", 400, 500), {"forward": 200}),
+    "a module that computes the loss": (
+        lambda hand, model: hand.call(model, 100, 300).call(-1, 350, 450, loss=True).call(-1, 360, 400, loss=True),
+        {"forward": 200, "loss": 100},
+    ),
+    "two models before a backward": (
+        lambda hand, model: (
+            hand.call(model, 100, 200).op("aten::mm", 110, 190, 1).call(model, 300, 400).op("aten::mm", 310, 390, 2)
+            .node("MmBackward0", 500, 600, 2).node("MmBackward0", 600, 700, 1)
+        ),
+        {"forward": 200, "loss": 200, "backward": 200},
+    ),
+    "two backward runs without a forward between them": (
+        lambda hand, model: (
+            hand.call(model, 0, 200).op("aten::mm", 10, 190, 1).node("MmBackward0", 300, 400, 1)
+            .op("aten::square", 410, 490, 2).node("PowBackward0", 500, 600, 2)
+        ),
+        {"forward": 200, "loss": 200, "backward": 200},
+    ),
+    "a new forward after a backward": (
+        lambda hand, model: (
+            hand.call(model, 0, 100).op("aten::mm", 10, 90, 1).node("MmBackward0", 100, 200, 1)
+            .op("aten::zero_", 210, 290)
+            .call(model, 300, 400).op("aten::mm", 310, 390, 2).node("MmBackward0", 400, 500, 2)
+        ),
+        {"forward": 200, "backward": 200},
+    ),
+    "an optimizer between two backward runs": (
+        lambda hand, model: (
+            hand.op("aten::mm", 10, 90, 1).node("MmBackward0", 100, 200, 1)
+            .event("Optimizer.step#SGD.step", 300, 400, "user_annotation")
+            .op("aten::mm", 410, 490, 2).node("MmBackward0", 500, 600, 2)
+        ),
+        {"backward": 200, "optimizer": 100},
+    ),
+    "a closure that the optimizer calls": (
+        lambda hand, model: (
+            hand.event("Optimizer.step#LBFGS.step", 100, 900, "user_annotation")
+            .call(model, 200, 300).op("aten::mm", 210, 290, 1).node("MmBackward0", 400, 600, 1)
+        ),
+        {"optimizer": 400, "forward": 100, "loss": 100, "backward": 200},
+    ),
+    "a loader's own events": (
+        lambda hand, model: (
+            hand.event("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 100, "user_annotation")
+            .op("aten::stack", 10, 90).call(model, 100, 200)
+        ),
+        {"data": 100, "forward": 100},
+    ),
+    "a loss that is computed again": (
+        lambda hand, model: (
+            hand.call(model, 100, 300).op("aten::mm", 110, 290, 1)
+            .node("CheckpointBackward", 400, 900, 1).call(model, 450, 600).op("aten::mse_loss", 460, 590, 3)
+        ),
+        {"forward": 200, "loss": 100, "backward": 500},
+    ),
+    "a layer that fills the step": (
+        lambda hand, model: hand.call(model, 0, 1000).op("aten::mm", 10, 20), {"forward": 1000},
+    ),
+    "making an optimizer is no step of it": (
+        lambda hand, model: (
+            hand.event("Optimizer.__init__", 100, 300).event("Optimizer.step#SGD.step", 400, 500)
+            .op("aten::_amp_update_scale_", 600, 650).op("aten::amp", 700, 800)
+        ),
+        {"optimizer": 150},
+    ),
+}  # fmt: skip
 
 
-def test_what_lies_between_forward_and_backward_is_loss_and_the_rest_other() -> None:
+@pytest.mark.parametrize(("change", "expected"), STEPS.values(), ids=STEPS)
+def test_what_lies_between_the_blocks_of_a_step_has_a_phase(change: Change, expected: dict[str, int]) -> None:
     hand, model = begun()
-    hand.call(model, 100, 300).op("aten::mm", 110, 290, 1).node("MmBackward0", 450, 700, 1)
+    change(hand, model)
+    other = 1000 - sum(expected.values())
 
-    assert phases(hand) == {"other": 400, "forward": 200, "loss": 150, "backward": 250}
-
-
-def test_without_a_backward_nothing_is_loss() -> None:
-    hand, model = begun()
-    hand.call(model, 100, 300).op("aten::argmax", 400, 500)
-
-    assert phases(hand) == {"forward": 200, "other": 800}
-
-
-def test_a_module_that_computes_the_loss_is_loss_with_all_in_it() -> None:
-    hand, model = begun()
-    hand.call(model, 100, 300).call(-1, 350, 450, loss=True).call(-1, 360, 400, loss=True)
-
-    assert phases(hand) == {"forward": 200, "loss": 100, "other": 700}
-
-
-def test_between_two_models_before_a_backward_everything_is_loss() -> None:
-    hand, model = begun()
-    hand.call(model, 100, 200).op("aten::mm", 110, 190, 1).call(model, 300, 400).op("aten::mm", 310, 390, 2)
-    hand.node("MmBackward0", 500, 600, 2).node("MmBackward0", 600, 700, 1)
-
-    assert phases(hand) == {"other": 400, "forward": 200, "loss": 200, "backward": 200}
-
-
-def test_between_two_backward_runs_without_a_forward_it_is_loss() -> None:
-    hand, model = begun()
-    hand.call(model, 0, 200).op("aten::mm", 10, 190, 1).node("MmBackward0", 300, 400, 1)
-    hand.op("aten::square", 410, 490, 2).node("PowBackward0", 500, 600, 2)
-
-    assert phases(hand) == {"forward": 200, "loss": 200, "backward": 200, "other": 400}
-
-
-def test_a_backward_a_new_forward_and_its_backward_leave_the_gap_between_them_alone() -> None:
-    hand, model = begun()
-    hand.call(model, 0, 100).op("aten::mm", 10, 90, 1).node("MmBackward0", 100, 200, 1)
-    hand.op("aten::zero_", 210, 290)
-    hand.call(model, 300, 400).op("aten::mm", 310, 390, 2).node("MmBackward0", 400, 500, 2)
-
-    assert phases(hand) == {"forward": 200, "backward": 200, "other": 600}
-
-
-def test_an_optimizer_between_two_backward_runs_ends_the_loss() -> None:
-    hand, _ = begun()
-    hand.op("aten::mm", 10, 90, 1).node("MmBackward0", 100, 200, 1)
-    hand.event("Optimizer.step#SGD.step", 300, 400, "user_annotation")
-    hand.op("aten::mm", 410, 490, 2).node("MmBackward0", 500, 600, 2)
-
-    assert phases(hand) == {"backward": 200, "optimizer": 100, "other": 700}
-
-
-def test_a_closure_called_by_the_optimizer_has_its_own_forward_loss_and_backward() -> None:
-    hand, model = begun()
-    hand.event("Optimizer.step#LBFGS.step", 100, 900, "user_annotation")
-    hand.call(model, 200, 300).op("aten::mm", 210, 290, 1).node("MmBackward0", 400, 600, 1)
-
-    assert phases(hand) == {"other": 200, "optimizer": 400, "forward": 100, "loss": 100, "backward": 200}
-
-
-def test_a_loaders_own_events_are_data_within_the_step() -> None:
-    hand, model = begun()
-    hand.event("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 100, "user_annotation")
-    hand.op("aten::stack", 10, 90).call(model, 100, 200)
-
-    assert phases(hand) == {"data": 100, "forward": 100, "other": 800}
+    assert phases(hand) == expected | ({"other": other} if other else {})
 
 
 def test_the_engine_owns_the_time_between_its_nodes_but_not_what_the_step_does_between_two_runs() -> None:
@@ -123,14 +135,6 @@ def test_a_loss_that_the_model_computes_itself_is_loss_and_so_is_its_row() -> No
     assert in_us(layers["forward_ms"])["model"] == 250
     assert in_us(layers["backward_ms"]) == {"model": 100, "(loss)": 100}
     assert in_us(layers["self_ms"]) == {"model": 350, "(loss)": 100}
-
-
-def test_a_loss_that_is_computed_again_in_backward_is_recomputation() -> None:
-    hand, model = begun()
-    hand.call(model, 100, 300).op("aten::mm", 110, 290, 1)
-    hand.node("CheckpointBackward", 400, 900, 1).call(model, 450, 600).op("aten::mse_loss", 460, 590, 3)
-
-    assert phases(hand) == {"forward": 200, "loss": 100, "backward": 500, "other": 200}
 
 
 @pytest.mark.parametrize(
@@ -165,11 +169,7 @@ def test_a_copy_in_another_block_or_in_a_users_range_is_not_host_to_device_itsel
     assert phases(hand) == {"forward": 200, "host_to_device": 40, "other": 760}
 
 
-def test_a_step_that_a_layer_fills_has_no_gap_and_without_a_step_there_is_no_time() -> None:
-    hand, model = begun()
-    hand.call(model, 0, 1000).op("aten::mm", 10, 20)
-
-    assert phases(hand) == {"forward": 1000}
+def test_without_a_step_there_is_no_time() -> None:
     none = host_blocks(ByHand().op("aten::mm", 10, 20).recording().events)
     assert none.blocks.empty
     assert none.block.tolist() == [-1]

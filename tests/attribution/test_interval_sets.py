@@ -49,16 +49,6 @@ def test_sets_hold_exactly_the_moments_of_their_intervals(a: list[tuple[int, int
     assert (one.start[1:] > one.end[:-1]).all()
 
 
-@given(INTERVALS, st.randoms())
-def test_a_union_is_the_same_in_any_order_and_however_intervals_are_split(pairs: list[tuple[int, int]], random) -> None:  # type: ignore[no-untyped-def]
-    split = [
-        part for begin, length in pairs for part in ((begin, length // 2), (begin + length // 2, length - length // 2))
-    ]
-    random.shuffle(split)
-
-    assert [part.tolist() for part in made(split)] == [part.tolist() for part in made(pairs)]
-
-
 @given(INTERVALS, st.integers(-5, 80), st.integers(-5, 80))
 def test_how_much_of_a_set_lies_in_an_interval(pairs: list[tuple[int, int]], begin: int, end: int) -> None:
     within = made(pairs).within(np.array([begin]), np.array([end]))

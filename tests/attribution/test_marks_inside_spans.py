@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from perfnb.profile.profile import Profile
 from perfnb.recording.from_trace import recording_of_trace, with_module_layers
 from perfnb.trace.kineto import decode
 from tests.laws import holds_of
-from tests.profile.test_load_trace import in_us, loaded
+from tests.profile.test_load_trace import in_us
 from tests.written_traces import BACKWARD, MAIN, NODE, Written
 
 ANNOTATION = "user_annotation"
@@ -120,13 +119,6 @@ def test_what_a_files_rounding_moves_over_a_mark_starts_nothing_in_the_next_step
         **{"data": 0, "host_to_device": 0, "forward": 25, "loss": 0, "backward": 5, "optimizer": 0, "other": 70},
         "communication": 0,
     }
-
-
-def test_the_report_of_such_a_trace_names_one_step_time(tmp_path: Path) -> None:
-    text = str(loaded(lightning(), tmp_path))
-
-    assert "traced step 1.20 ms" in text
-    assert "Phases of a traced step" in text
 
 
 SPANS = st.sampled_from(

@@ -60,7 +60,7 @@ THREADS = st.fixed_dictionaries(
 )
 
 
-@holds_of(st.lists(st.integers(20, 400), min_size=1, max_size=3), THREADS, some=120, many=3000)
+@holds_of(st.lists(st.integers(20, 400), min_size=1, max_size=3), THREADS, some=40, many=3000)
 def test_layers_add_up_to_forward_and_backward_and_no_share_is_above_the_whole(
     steps: list[int], threads: dict[int, list[Call]]
 ) -> None:

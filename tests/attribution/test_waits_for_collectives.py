@@ -11,14 +11,12 @@ import pandas as pd
 import pytest
 
 import perfnb
-from perfnb.attribution.attribution import attribute
 from perfnb.attribution.collective_waits import _started_by
 from perfnb.attribution.collectives import (
     _matched,
     _shared_out,
     _until_received,
     _with_counted,
-    collective_calls,
     collective_table,
 )
 from perfnb.attribution.interval_sets import union
@@ -87,51 +85,37 @@ def test_a_collective_has_its_bucket_bytes_group_and_what_nothing_hid(tmp_path: 
     assert table["bytes_per_s"].tolist() == pytest.approx([400 / 175e-6, 400 / 225e-6])
 
 
-def test_python_between_operators_is_no_wait_if_no_collective_ends_there() -> None:
-    hand = ByHand().step(0, 1000)
-    hand.op("c10d::allreduce_", 100, 110).event("gloo:all_reduce", 105, 700, "user_annotation", thread=9)
-    hand.op("aten::mm", 400, 600)
-
-    assert phases(hand) == {"communication": 10 + 100, "other": 890}
+def in_flight(until: float) -> ByHand:
+    """Return a step whose collective is started from 100 to 110 and runs on another thread."""
+    hand = ByHand().step(0, 1000).op("c10d::allreduce_", 100, 110)
+    return hand.event("gloo:all_reduce", 105, until, "user_annotation", thread=9)
 
 
-def test_a_wait_of_ddp_lasts_until_it_takes_the_bucket_even_if_the_end_is_recorded_later() -> None:
-    hand = ByHand().step(0, 1000)
-    hand.op("c10d::allreduce_", 100, 110).event("gloo:all_reduce", 105, 1500, "user_annotation", thread=9)
-    hand.op("aten::as_strided", 400, 410).op("aten::as_strided", 412, 420)
-    hand.event("Optimizer.step#SGD.step", 600, 800, "user_annotation")
-
-    times = phases(hand)
-
-    assert times["communication"] == 10 + 290 + 2
-    assert times["other"] == 1000 - 302 - times["optimizer"]
+def test_the_host_waits_until_a_collective_ends_or_its_bucket_is_taken() -> None:
+    python = in_flight(700).op("aten::mm", 400, 600)  # between operators it is no wait, if no collective ends there
+    assert phases(python) == {"communication": 10 + 100, "other": 890}
+    late_end = in_flight(1500).op("aten::as_strided", 400, 410).op("aten::as_strided", 412, 420)
+    late_end.event("Optimizer.step#SGD.step", 600, 800, "user_annotation")
+    times = phases(late_end)
+    assert (times["communication"], times["other"]) == (10 + 290 + 2, 1000 - 302 - (times["optimizer"] or 0))
+    long_after = in_flight(250).op("aten::mm", 260, 300).op("aten::as_strided", 400, 410)
+    assert phases(long_after) == {"communication": 150, "other": 850}
+    inside = in_flight(1500).op("aten::transpose", 400, 420).op("aten::as_strided", 400, 410)
+    assert phases(inside) == {"communication": 10, "other": 990}
+    assert phases(in_flight(500).event("pf_data", 200, 600))["data"] == 400  # waiting for data is what it is
+    functional = ByHand().step(0, 1000).op("_c10d_functional::all_reduce", 100, 110).op("aten::mm", 120, 300)
+    functional.event("gloo:all_reduce", 105, 500, "user_annotation", thread=9)
+    functional.op("_c10d_functional::wait_tensor", 300, 520).op("aten::mm", 520, 700)
+    assert phases(functional) == {"communication": 210, "other": 790}
 
 
 def test_a_host_that_wakes_up_late_still_waits_for_the_bucket() -> None:
-    hand = ByHand().step(0, 1000)
-    hand.op("c10d::allreduce_", 100, 110).event("gloo:all_reduce", 105, 250, "user_annotation", thread=9)
-    hand.op("aten::as_strided", 400, 410)
+    hand = in_flight(250).op("aten::as_strided", 400, 410)
 
     assert phases(hand) == {"communication": 300, "other": 700}
     table = Profile(hand.recording()).collectives
     assert (table["exposed_ms"] * 1000).tolist() == [300]
     assert (table["ms"] * 1000).tolist() == [150]
-
-
-def test_a_view_long_after_a_collective_is_no_wait() -> None:
-    hand = ByHand().step(0, 1000)
-    hand.op("c10d::allreduce_", 100, 110).event("gloo:all_reduce", 105, 250, "user_annotation", thread=9)
-    hand.op("aten::mm", 260, 300).op("aten::as_strided", 400, 410)
-
-    assert phases(hand) == {"communication": 150, "other": 850}
-
-
-def test_a_view_inside_another_operator_takes_no_bucket() -> None:
-    hand = ByHand().step(0, 1000)
-    hand.op("c10d::allreduce_", 100, 110).event("gloo:all_reduce", 105, 1500, "user_annotation", thread=9)
-    hand.op("aten::transpose", 400, 420).op("aten::as_strided", 400, 410)
-
-    assert phases(hand) == {"communication": 10, "other": 990}
 
 
 def test_an_all_reduce_inside_a_layer_leaves_its_forward_alone() -> None:
@@ -145,21 +129,6 @@ def test_an_all_reduce_inside_a_layer_leaves_its_forward_alone() -> None:
     assert phases(hand) == {"forward": 700 - 250, "communication": 250, "other": 300}
     assert p.layers.loc["model", "forward_ms"] == pytest.approx(0.45)
     assert p.collectives["layer"].tolist() == ["model"]
-
-
-def test_the_operator_that_waits_for_a_functional_collective_is_no_computing() -> None:
-    hand = ByHand().step(0, 1000).op("_c10d_functional::all_reduce", 100, 110).op("aten::mm", 120, 300)
-    hand.event("gloo:all_reduce", 105, 500, "user_annotation", thread=9)
-    hand.op("_c10d_functional::wait_tensor", 300, 520).op("aten::mm", 520, 700)
-
-    assert phases(hand) == {"communication": 210, "other": 790}
-
-
-def test_waiting_for_data_while_a_collective_ends_is_waiting_for_data() -> None:
-    hand = ByHand().step(0, 1000).op("c10d::allreduce_", 100, 110)
-    hand.event("gloo:all_reduce", 105, 500, "user_annotation", thread=9).event("pf_data", 200, 600)
-
-    assert phases(hand)["data"] == 400
 
 
 def test_on_a_gpu_it_is_the_hosts_wait_for_collectives_alone() -> None:
@@ -183,30 +152,6 @@ def test_without_collectives_there_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "found"),
-    [
-        ("ABCA", [8, 4, 6, 7]),
-        ("ABCAB", [8, 4, 6, 7, None]),  # with what one of several steps logs
-        ("ABCAA", [8, 4, 6, None, None]),  # either of the last two may be the one that was counted
-        ("ABA", [8, 4, 7]),
-        ("CCC", [None, None, None]),
-    ],
-)
-def test_bytes_of_steps_with_other_collectives_than_the_counted_one(seen: str, found: list[int | None]) -> None:
-    kinds = {"A": "allreduce", "B": "broadcast", "C": "allgather"}
-    hand, counted = ByHand().step(0, 1000), ByHand().step(0, 1000)
-    for number, kind in enumerate(seen):
-        hand.op(f"c10d::{kinds[kind]}_", 100 + 10 * number, 105 + 10 * number)
-    calls = pd.DataFrame({"op": [f"c10d::{kinds[kind]}_" for kind in "ABCA"], "bytes": [8, 4, 6, 7]})
-    calls = calls.assign(dtype="float32", flops=pd.array([None] * 4, dtype="Int64")).rename_axis("number")
-    recording = replace(hand.recording(), arithmetic=ArithmeticRecord(counted.recording().events, calls))
-
-    table = collective_calls(recording, attribute(recording))
-
-    assert [None if size < 0 else size for size in table["bytes"]] == found
-
-
-@pytest.mark.parametrize(
     ("seen", "counted", "sizes", "matched"),
     [
         ("aa", "aaa", [8, 8, 8], [0, 1]),
@@ -214,6 +159,11 @@ def test_bytes_of_steps_with_other_collectives_than_the_counted_one(seen: str, f
         ("aa", "aaa", [8, 16, 8], [-1, -1]),
         ("aaa", "aa", [8, 8], [-1, -1, -1]),
         ("bac", "bc", [4, 2], [0, -1, 1]),
+        ("abca", "abca", [8, 4, 6, 7], [0, 1, 2, 3]),
+        ("abcab", "abca", [8, 4, 6, 7], [0, 1, 2, 3, -1]),  # with what one of several steps logs
+        ("abcaa", "abca", [8, 4, 6, 7], [0, 1, 2, -1, -1]),  # either of the last two may be the one that was counted
+        ("aba", "abca", [8, 4, 6, 7], [0, 1, 3]),
+        ("ccc", "abca", [8, 4, 6, 7], [-1, -1, -1]),
     ],
 )
 def test_an_extra_collective_leaves_equal_ones_certain(
@@ -332,6 +282,8 @@ def test_equal_collectives_are_one_row_with_their_figures_per_step() -> None:
         ([10, 20], "AB", [5, 15], "AB", [0, 1]),
         ([10], "A", [10], "A", [0]),
         ([10], "A", [11], "A", [-1]),
+        ([10, 20], "AB", [1, 5], "XA", [0, 1]),  # with equal numbers there is no shift
+        ([10, 20], "AB", [1, 5], "BX", [0, 1]),
         ([20, 30], "BA", [1, 11, 21], "ABA", [1, 2]),  # the first run is missing
         ([20, 30], "AB", [1, 11, 31], "ABA", [0, 1]),  # the last one
         ([5, 15, 25], "ABA", [11, 21], "BA", [-1, 0, 1]),  # the first operator

@@ -178,7 +178,10 @@ def _phases(step_ms: float) -> list[tuple[str, float, float]]:
 def _allocations(blocks: int, spans: Mapping[str, tuple[float, float]], step_ms: float, scale: float) -> pd.DataFrame:
     rows: list[tuple[Any, ...]] = []
 
-    def add(mib: float, kind: str, layer: Any, phase: Any, op: Any, name: Any, start: float, end: float) -> None:
+    def add(
+        mib: float, kind: str, start: float, end: float, layer: Any = pd.NA, phase: Any = pd.NA, op: Any = pd.NA,
+        name: Any = pd.NA,
+    ) -> None:  # fmt: skip
         rows.append((int(mib * scale * MIB) + 4 * len(rows), kind, layer, phase, op, name, start, end))
 
     parts = [("ln_1", "LayerNorm", 0.01, 6.0), ("attn.qkv", "Linear", 6.75, 18.0), ("attn.proj", "Linear", 2.25, 6.0)]
@@ -191,64 +194,34 @@ def _allocations(blocks: int, spans: Mapping[str, tuple[float, float]], step_ms:
     at = np.linspace(*forward, len(layers) + 1)
     back = np.linspace(*backward, len(layers) + 1)[::-1]
     update = np.linspace(*optimizer, len(layers) + 1)
-    add(1.5, "inputs", pd.NA, "data", "aten::stack", pd.NA, 0.6 * spans["data"][1], step_ms)
-    add(3, "other", pd.NA, pd.NA, pd.NA, pd.NA, 0, step_ms)
+    add(1.5, "inputs", 0.6 * spans["data"][1], step_ms, phase="data", op="aten::stack")
+    add(3, "other", 0, step_ms)
     for i, (layer, kind, weight, activation) in enumerate(layers):
-        op = _OPS.get(kind, "aten::embedding")
+        op, lasts, returns = _OPS.get(kind, "aten::embedding"), at[i + 1] - at[i], back[i] - back[i + 1]
         if weight:
-            add(weight, "parameters", layer, pd.NA, pd.NA, f"{layer}.weight", 0, step_ms)
+            add(weight, "parameters", 0, step_ms, layer, name=f"{layer}.weight")
             for state in ("exp_avg", "exp_avg_sq"):
-                add(weight, "optimizer_state", layer, pd.NA, pd.NA, f"{layer}.weight {state}", 0, step_ms)
-            made = back[i] - 0.3 * (back[i] - back[i + 1])
-            add(weight, "gradients", layer, "backward", f"{op}_backward", f"{layer}.weight", made, step_ms)
-            add(
-                weight,
-                "temporaries",
-                layer,
-                "optimizer",
-                "aten::sqrt",
-                pd.NA,
-                update[i],
-                update[i] + 0.8 * (update[i + 1] - update[i]),
-            )
-        add(activation, "activations", layer, "forward", op, pd.NA, at[i], back[i + 1] + 0.9 * (back[i] - back[i + 1]))
-        add(
-            0.7 * activation,
-            "temporaries",
-            layer,
-            "forward",
-            "aten::empty",
-            pd.NA,
-            at[i] + 0.1,
-            at[i] + 0.4 * (at[i + 1] - at[i]),
-        )
-        add(1.2 * activation, "temporaries", layer, "backward", f"{op}_backward", pd.NA, back[i + 1], back[i])
+                add(weight, "optimizer_state", 0, step_ms, layer, name=f"{layer}.weight {state}")
+            made, updated = back[i] - 0.3 * returns, update[i] + 0.8 * (update[i + 1] - update[i])
+            add(weight, "gradients", made, step_ms, layer, "backward", f"{op}_backward", f"{layer}.weight")
+            add(weight, "temporaries", update[i], updated, layer, "optimizer", "aten::sqrt")
+        add(activation, "activations", at[i], back[i + 1] + 0.9 * returns, layer, "forward", op)
+        add(0.7 * activation, "temporaries", at[i] + 0.1, at[i] + 0.4 * lasts, layer, "forward", "aten::empty")
+        add(1.2 * activation, "temporaries", back[i + 1], back[i], layer, "backward", f"{op}_backward")
     columns = ["bytes", "category", "layer", "phase", "op", "name", "start_ms", "end_ms"]
     return pd.DataFrame(rows, columns=columns).sort_values("start_ms", ignore_index=True)  # fmt: skip
 
 
 def _fits(peak: Mapping[str, int]) -> pd.DataFrame:
     half = sum(peak[name] for name in ("parameters", "gradients", "activations")) // 2
+    shrinks = (peak["activations"] + peak["inputs"]) // 2
     rows = [
         ("half precision", half, "estimated", "Parameters, gradients and activations in 2 bytes instead of 4."),
-        (
-            "checkpointing",
-            int(0.8 * peak["activations"]),
-            "estimated",
-            "Keeps every block's input and makes the rest again in backward.",
-        ),
-        (
-            "half the batch",
-            (peak["activations"] + peak["inputs"]) // 2,
-            "estimated",
-            "Activations and inputs grow with the batch.",
-        ),
-        (
-            "optimizer without state",
-            peak["optimizer_state"],
-            "computed",
-            "SGD without momentum keeps none of Adam's two moments.",
-        ),
-    ]
+        ("checkpointing", int(0.8 * peak["activations"]), "estimated",
+         "Keeps every block's input and makes the rest again in backward."),
+        ("half the batch", shrinks, "estimated", "Activations and inputs grow with the batch."),
+        ("optimizer without state", peak["optimizer_state"], "computed",
+         "SGD without momentum keeps none of Adam's two moments."),
+    ]  # fmt: skip
     frame = pd.DataFrame(rows, columns=["option", "frees_bytes", "basis", "detail"])
     return frame.astype({"frees_bytes": "Int64"})

@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-import perfnb
-from perfnb.recording.schema import CATEGORIES
+from tests.known_steps import BATCH, INPUTS, WHOLE, at_end, linear, mlp, profile
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-ROWS, WIDE, NARROW = 8, 32, 4
-PARAMETERS = 4 * (WIDE * WIDE + WIDE + WIDE * NARROW + NARROW)
-INPUTS = 4 * ROWS * WIDE
 #: The counted step, of one warm-up, one timed, two that lead in and one traced.
 COUNTED = 6
-
-
-def mlp() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(WIDE, WIDE), nn.ReLU(), nn.Linear(WIDE, NARROW))
-
-
-def profile(step: Callable[[], object]) -> perfnb.Profile:
-    p = perfnb.profile_step(step, warmup=1, steps=1, traced=1)
-    assert p.steps["pass"].tolist().index("counted") == COUNTED - 1
-    return p
-
-
-def at_end(p: perfnb.Profile) -> dict[str, int]:
-    """Return bytes that live objects own at the end of the step; what else is alive in the process is left out."""
-    return {name: int(size) for name, size in p.memory.iloc[-1][list(CATEGORIES[:-1])].items() if size}
+WIDE = 16
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [2, 3, 5])
+@pytest.mark.parametrize("every", [2, 5])
 def test_gradients_of_several_steps_go_in_one_of_them_and_are_made_again(every: int) -> None:
     """Where the counted step lets go of them, they were made before anything was watched, and torch tells no free."""
-    model, x, begun = mlp(), torch.randn(ROWS, WIDE), 0
+    model, x, begun = mlp(), torch.randn(BATCH, WIDE), 0
 
     def step() -> None:
         nonlocal begun
@@ -51,35 +30,19 @@ def test_gradients_of_several_steps_go_in_one_of_them_and_are_made_again(every: 
 
     p = profile(step)
 
-    assert at_end(p) == {"parameters": PARAMETERS, "gradients": PARAMETERS, "inputs": INPUTS}
-    assert p.memory["gradients"].iloc[0] == PARAMETERS
-    assert p.memory["gradients"].min() == (PARAMETERS if COUNTED % every else 0)
-    assert p.memory["gradients"].max() == PARAMETERS
+    assert p.steps["pass"].tolist().index("counted") == COUNTED - 1
+    assert at_end(p) == {"parameters": WHOLE, "gradients": WHOLE, "inputs": INPUTS}
+    assert p.memory["gradients"].iloc[0] == WHOLE
+    assert p.memory["gradients"].min() == (WHOLE if COUNTED % every else 0)
+    assert p.memory["gradients"].max() == WHOLE
     gradients = p.allocations[p.allocations["category"] == "gradients"]
     assert gradients["end_ns"].notna().sum() == (0 if COUNTED % every else 4)
 
 
 @pytest.mark.slow
-def test_gradients_that_only_the_counted_step_clears_are_gone_at_its_end() -> None:
-    model, x, begun = mlp(), torch.randn(ROWS, WIDE), 0
-
-    def step() -> None:
-        nonlocal begun
-        begun += 1
-        model(x).square().mean().backward()
-        if begun == COUNTED:
-            model.zero_grad()
-
-    p = profile(step)
-
-    assert at_end(p) == {"parameters": PARAMETERS, "inputs": INPUTS}
-    assert p.memory["gradients"].iloc[0] == PARAMETERS
-
-
-@pytest.mark.slow
 def test_optimizer_state_of_the_counted_step_alone() -> None:
     """An optimizer that first steps there: its state is new, and the parameters' are the blocks of the model."""
-    model, x, begun = mlp(), torch.randn(ROWS, WIDE), 0
+    model, x, begun = mlp(), torch.randn(BATCH, WIDE), 0
     optimizer = torch.optim.Adam(model.parameters())
 
     def step() -> None:
@@ -92,13 +55,8 @@ def test_optimizer_state_of_the_counted_step_alone() -> None:
 
     p = profile(step)
 
-    state = 2 * PARAMETERS + 4 * 4
-    assert at_end(p) == {
-        "parameters": PARAMETERS,
-        "gradients": PARAMETERS,
-        "optimizer_state": state,
-        "inputs": INPUTS,
-    }
+    state = 2 * WHOLE + 4 * 4
+    assert at_end(p) == {"parameters": WHOLE, "gradients": WHOLE, "optimizer_state": state, "inputs": INPUTS}
     assert p.memory["optimizer_state"].iloc[0] == 0
     made = p.allocations[p.allocations["category"] == "optimizer_state"]
     assert made["phase"].unique().tolist() == ["optimizer"]
@@ -122,7 +80,7 @@ class Tied(nn.Module):
 
 @pytest.mark.slow
 def test_what_shares_memory_counts_once() -> None:
-    model, x = Tied(), torch.randn(ROWS, WIDE)
+    model, x = Tied(), torch.randn(BATCH, WIDE)
 
     def step() -> None:
         model.zero_grad()
@@ -132,56 +90,7 @@ def test_what_shares_memory_counts_once() -> None:
 
     weights = 4 * (WIDE * WIDE + WIDE + 2 * WIDE)
     assert at_end(p) == {"parameters": weights + 4 * 2 * WIDE + 8, "gradients": weights, "inputs": INPUTS}
-    product = 2 * ROWS * WIDE * WIDE
+    product = linear(BATCH, WIDE, WIDE)
     assert p.layers.loc[["model.layer", "model.tied"], "forward_flops"].tolist() == [product, product]
     assert p.layers.loc[["model.layer", "model.tied"], "backward_flops"].tolist() == [product, 2 * product]
     assert p.layers.loc["model", ["forward_flops", "backward_flops"]].tolist() == [2 * product, 3 * product]
-
-
-@pytest.mark.deep
-@pytest.mark.slow
-def test_two_profiles_in_one_process_are_alike() -> None:
-    def once() -> tuple[object, ...]:
-        gc.collect()
-        model, x = mlp(), torch.randn(ROWS, WIDE)
-        optimizer = torch.optim.Adam(model.parameters())
-
-        def step() -> None:
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
-
-        p = profile(step)
-        made = p.allocations[(p.allocations["start_ns"] >= 0).fillna(False)]
-        whole = p.memory["total"] - p.memory["total"].iloc[0]
-        layers = p.layers[["activation_bytes", "forward_flops", "backward_flops"]].iloc[:4]
-        return at_end(p), whole.tolist(), sorted(made["bytes"].tolist()), layers.fillna(-1).to_numpy().tolist()
-
-    first, second = once(), once()
-
-    assert first == second
-    assert first[0] == {
-        "parameters": PARAMETERS,
-        "gradients": PARAMETERS,
-        "optimizer_state": 2 * PARAMETERS + 4 * 4,
-        "inputs": INPUTS,
-    }
-
-
-@pytest.mark.slow
-def test_a_larger_output_in_place_of_the_last_one_is_no_growth_and_a_history_is() -> None:
-    model, kept, history = nn.Linear(WIDE, 2**14), {}, []
-    batches = [torch.randn(ROWS * (2 + place), WIDE) for place in range(20)]
-
-    def replaces(x: torch.Tensor) -> None:
-        kept["out"] = model(x)
-
-    def remembers(x: torch.Tensor) -> None:
-        history.append(model(x[:ROWS]))
-
-    found = [
-        perfnb.profile_step(step, batches, warmup=1, steps=1, traced=1, flops=False).findings["bottleneck"].tolist()
-        for step in (replaces, remembers)
-    ]
-
-    assert [any("grow" in name for name in names) for names in found] == [False, True]

@@ -25,10 +25,8 @@ def test_without_a_watch_there_are_no_allocations() -> None:
     assert watched_memory(training_step(2).recording()) is None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("begin", "end", "category"),
-    [
+def test_categories_by_life() -> None:
+    lives = [
         (C + 130, C + 700, "activations"),
         (C + 130, None, "activations"),
         (C + 420, C + 460, "activations"),  # of the loss
@@ -44,12 +42,12 @@ def test_without_a_watch_there_are_no_allocations() -> None:
         (C + 20, C + 990, "temporaries"),
         (C + 20, None, "inputs"),
         (20, C + 50, "inputs"),
-    ],
-)
-def test_categories_by_life(begin: float, end: float | None, category: str) -> None:
-    hand = training_step(2).block(begin, end, address=1, size=64)
+    ]
+    hand = training_step(2)
+    for number, (begin, end, _) in enumerate(lives, start=1):
+        hand.block(begin, end, address=number, size=number)
 
-    assert table_of(hand)["category"].to_dict() == {64: category}
+    assert table_of(hand)["category"].to_dict() == {number: life[2] for number, life in enumerate(lives, start=1)}
 
 
 def test_what_forward_left_is_activations_only_where_a_backward_follows_or_the_step_failed() -> None:

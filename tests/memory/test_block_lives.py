@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfnb.memory.allocations import AFTER, BEFORE, _step_at, _text, paired
@@ -18,7 +17,7 @@ def changes_of(*rows: tuple[int, int, int, str]) -> pd.DataFrame:
     return frame.astype(numbers).assign(event=np.arange(len(rows)), allocated=-1, reserved=-1)
 
 
-@pytest.mark.slow
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.sampled_from(["cpu", "cuda:0"]), st.booleans())),
     st.sets(st.tuples(st.integers(0, 2), st.sampled_from(["cpu", "cuda:0"]))),

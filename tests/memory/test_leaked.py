@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,13 +72,15 @@ def test_levels_are_what_is_alive_at_each_end() -> None:
     assert levels_by_step(frame, 4).tolist() == [10, 15, -95, -95]
 
 
-def test_an_ordinary_step_leaks_nothing() -> None:
-    report = leak_figures(ORDINARY, FLAT, steps=STEPS)
-    assert (report.verdict, report.reason) == ("no leak seen", "steady")
-    assert len(report.survivors) == 0
-    assert report.allocator is not None
-    assert report.allocator.bytes_per_step == 0
-    assert not report.allocator.excludes_zero
+@pytest.mark.parametrize("lives", [0, 1, 2, 7])
+def test_what_is_replaced_is_no_survivor(lives: int) -> None:
+    assert len(surviving(made(EVERY, lives=lives), STEPS)) == 0
+
+
+def test_survivors_are_of_three_steps_in_both_halves_before_the_last_fifth() -> None:
+    for steps in (range(10), [0, 30], [16, 17, 31]):  # a cache that is filled early, two of one owner, one half
+        assert len(surviving(made(steps), STEPS)) == 0
+    assert surviving(made([15, 16, 31, 32, 39]), STEPS)["steps"].tolist() == [3]
 
 
 def test_a_leak_of_1_mib_a_step_is_told_with_its_owner() -> None:
@@ -94,114 +97,77 @@ def test_a_leak_of_1_mib_a_step_is_told_with_its_owner() -> None:
     assert (second["bytes_per_step"], second["count_per_step"], second["kind"]) == (4096, 2, "kept")
 
 
-@pytest.mark.parametrize("lives", [0, 1, 2, 7])
-def test_what_is_replaced_is_no_survivor(lives: int) -> None:
-    assert len(surviving(made(EVERY, lives=lives), STEPS)) == 0
-
-
-def test_a_cache_filled_early_is_no_survivor() -> None:
-    assert len(surviving(made(range(10)), STEPS)) == 0
-    assert len(surviving(made([0, 30]), STEPS)) == 0
-
-
-def test_a_leak_every_fifth_step_survives() -> None:
-    report = leak_figures(joined(ORDINARY, made(range(0, STEPS, 5), 5 * MIB, op="aten::cat")), [], steps=STEPS)
-    assert report.verdict == "leak"
-    row = report.survivors.iloc[0]
-    assert (row["op"], row["steps"]) == ("aten::cat", 7)
-    assert row["bytes_per_step"] == pytest.approx(MIB, rel=0.15)
-
-
-def test_a_tensor_that_is_appended_to_grows() -> None:
-    grown = made(EVERY, [MIB * (place + 1) for place in EVERY], lives=1, op="aten::cat")
-    report = leak_figures(joined(ORDINARY, grown), [], steps=STEPS)
-    assert (report.verdict, report.reason) == ("leak", "growing")
-    row = report.survivors.iloc[0]
-    assert (row["op"], row["kind"], row["bytes_per_step"]) == ("aten::cat", "growing", MIB)
-
-
-def test_reference_cycles_are_garbage() -> None:
-    garbage = made(EVERY)
-    garbage["freed_in_step"] = pd.array([STEPS] * STEPS, dtype="Int64")
-    report = leak_figures(joined(ORDINARY, garbage), FLAT, steps=STEPS)
-    assert (report.verdict, report.reason) == ("no leak seen", "garbage")
-    assert report.garbage_bytes == MIB
-    assert len(report.survivors) == 0
-
-
-def test_reference_cycles_that_a_collection_freed_in_between_are_garbage_still() -> None:
-    garbage = made(EVERY)
-    garbage["freed_in_step"] = pd.array([17] * 17 + [STEPS] * (STEPS - 17), dtype="Int64")
-    report = leak_figures(joined(ORDINARY, garbage), FLAT, steps=STEPS)
-    assert (report.verdict, report.reason) == ("no leak seen", "garbage")
-    assert report.garbage_bytes == MIB * (STEPS - 17) / STEPS
-
-
-def test_a_cycle_here_and_there_is_not_worth_a_word() -> None:
-    garbage = made([3, 20], 4096)
-    garbage["freed_in_step"] = pd.array([STEPS] * 2, dtype="Int64")
-    assert leak_figures(joined(ORDINARY, garbage), FLAT, steps=STEPS).reason == "steady"
-
-
-def test_a_leak_whose_owner_changes_with_each_step_is_one() -> None:
-    leak = joined(*(made([place], layer=f"layer{place}") for place in EVERY))
-    report = leak_figures(joined(ORDINARY, leak), [], steps=STEPS)
-    assert (report.verdict, report.reason) == ("leak", "kept")
-    assert report.survivors["bytes_per_step"].sum() == pytest.approx(MIB, rel=0.05 + 6e6 / MIB / 32)
-
-
-def test_growth_of_which_nothing_stays_is_no_verdict() -> None:
-    ever_larger = joined(*(made([place], MIB * (place + 1), lives=1, layer=f"layer{place}") for place in EVERY))
-    report = leak_figures(joined(ORDINARY, ever_larger), [], steps=STEPS)
-    assert (report.verdict, report.reason) == ("inconclusive", "unexplained")
-
-
-def test_growth_that_the_process_contradicts_is_no_verdict() -> None:
-    report = leak_figures(joined(ORDINARY, made(EVERY)), FLAT, steps=STEPS)
-    assert (report.verdict, report.reason) == ("inconclusive", "unseen")
-
-
-def test_the_process_says_nothing_of_a_gpu() -> None:
-    report = leak_figures(joined(ORDINARY, made(EVERY, device="cuda:0")), FLAT, steps=STEPS)
-    assert (report.verdict, report.reason) == ("leak", "kept")
-    assert report.survivors["device"].tolist() == ["cuda:0"]
+def garbage(steps: Iterable[int], collected_in: Iterable[int], size: int = MIB) -> pd.DataFrame:
+    return made([*steps], size).assign(freed_in_step=pd.array([*collected_in], dtype="Int64"))
 
 
 PROCESS_LEAK = [500 * MIB + place * MIB for place in EVERY]
+CLEARED = [500 * MIB + place % 25 * MIB for place in EVERY]
+KEPT = made(EVERY)
+EVER_LARGER = made(EVERY, [MIB * (place + 1) for place in EVERY], lives=1, op="aten::cat")
+OF_ANOTHER_OWNER_EACH = [made([place], layer=f"layer{place}") for place in EVERY]
+VARYING = np.random.default_rng(0).integers(MIB, 20 * MIB, STEPS)
 
 
-def test_growth_of_the_process_is_a_leak_only_if_it_continues_after_the_recording() -> None:
-    settled = leak_figures(ORDINARY, PROCESS_LEAK, steps=STEPS, later_bytes=FLAT)
-    lasting = leak_figures(ORDINARY, PROCESS_LEAK, steps=STEPS, later_bytes=PROCESS_LEAK)
+@pytest.mark.parametrize(
+    ("leak", "process", "later", "reason", "of_survivors"),
+    [
+        ([], FLAT, [], "steady", []),
+        ([made(range(0, STEPS, 5), 5 * MIB, op="aten::cat")], [], [], "kept", [pytest.approx(MIB, rel=0.15)]),
+        ([EVER_LARGER], [], [], "growing", [MIB]),
+        (OF_ANOTHER_OWNER_EACH, [], [], "kept", [5 * MIB / 32, *[MIB / 32] * 32, 8 * 100_000 / 32]),
+        ([made([at], MIB * (at + 1), lives=1, layer=f"layer{at}") for at in EVERY], [], [], "unexplained", []),
+        ([made(EVERY, device="cuda:0")], FLAT, [], "kept", [MIB]),  # the process says nothing of a GPU
+        ([garbage(EVERY, [STEPS] * STEPS)], FLAT, [], "garbage", []),
+        ([garbage(EVERY, [17] * 17 + [STEPS] * 23)], FLAT, [], "garbage", []),  # some was collected in between
+        ([garbage([3, 20], [STEPS] * 2, 4096)], FLAT, [], "steady", []),  # a cycle here and there
+        ([KEPT], FLAT, [], "unseen", [MIB]),
+        ([KEPT], PROCESS_LEAK, FLAT, "unseen", [MIB]),  # all freed after the recording
+        ([KEPT], PROCESS_LEAK, CLEARED, "unseen", [MIB]),
+        ([KEPT], PROCESS_LEAK, PROCESS_LEAK, "kept", [MIB]),
+        ([], PROCESS_LEAK, FLAT, "settled", []),
+        ([], PROCESS_LEAK, PROCESS_LEAK, "outside", []),
+        ([made(EVERY, VARYING, lives=0)], PROCESS_LEAK, [], "shapes", []),
+        ([made(EVERY, VARYING % 3 * MIB, lives=0)], PROCESS_LEAK, [], "outside", []),
+        ([made(EVERY, VARYING * 20, lives=1, op="aten::relu"), KEPT], [], [], "hidden", [MIB]),
+    ],
+)
+def test_the_reason_of_a_verdict_and_its_survivors(
+    leak: list[pd.DataFrame], process: list[int], later: list[int], reason: str, of_survivors: list[Any]
+) -> None:
+    report = leak_figures(joined(ORDINARY, *leak), process, steps=STEPS, later_bytes=later)
 
-    assert (settled.verdict, settled.reason) == ("no leak seen", "settled")
-    assert (lasting.verdict, lasting.reason) == ("leak", "outside")
-    assert settled.early is not None
-    assert settled.early.grows
+    assert report.reason == reason
+    assert report.survivors["bytes_per_step"].tolist() == of_survivors
+    assert (report.survivors["kind"] == ("growing" if reason == "growing" else "kept")).all()
+    assert report.early is None or report.early.grows
 
 
-def test_tensors_that_are_all_freed_after_the_recording_are_not_certainly_a_leak() -> None:
-    kept = joined(ORDINARY, made(EVERY))
-    level = 500 * MIB + np.arange(STEPS) % 25 * MIB  # cleared every 25 steps
-    for later in (FLAT, level.tolist()):
-        assert leak_figures(kept, PROCESS_LEAK, steps=STEPS, later_bytes=later).reason == "unseen"
-    assert leak_figures(kept, PROCESS_LEAK, steps=STEPS, later_bytes=PROCESS_LEAK).reason == "kept"
+def test_figures_beside_the_verdict() -> None:
+    ordinary = leak_figures(ORDINARY, FLAT, steps=STEPS)
+    assert ordinary.allocator is not None
+    assert (ordinary.allocator.bytes_per_step, ordinary.allocator.excludes_zero) == (0, False)
+    waits = leak_figures(joined(ORDINARY, garbage(EVERY, [17] * 17 + [STEPS] * 23)), FLAT, steps=STEPS)
+    assert waits.garbage_bytes == MIB * 23 / STEPS
+    process = [500 * MIB + 3 * place * MIB for place in EVERY]
+    assert leak_figures(joined(ORDINARY, KEPT), process, steps=STEPS).beyond_bytes == 2 * MIB
+    assert leak_figures(joined(ORDINARY, KEPT), PROCESS_LEAK, steps=STEPS).beyond_bytes is None
+    assert leak_figures(made([0]), [], steps=1).reason == "few"
+    assert leak_figures(made(range(8)), [], steps=8).verdict == "inconclusive"
+    assert leak_figures(ORDINARY.iloc[:0], [], steps=STEPS).verdict == "no leak seen"
 
 
-def test_a_process_that_grows_more_says_how_much() -> None:
-    both = [500 * MIB + 3 * place * MIB for place in EVERY]
-    report = leak_figures(joined(ORDINARY, made(EVERY)), both, steps=STEPS)
-    assert (report.reason, report.beyond_bytes) == ("kept", 2 * MIB)
-    assert leak_figures(joined(ORDINARY, made(EVERY)), PROCESS_LEAK, steps=STEPS).beyond_bytes is None
-
-
-def test_a_process_that_grows_while_new_shapes_come_is_no_leak() -> None:
-    rng = np.random.default_rng(0)
-    varying = made(EVERY, rng.integers(MIB, 20 * MIB, STEPS), lives=0)
-    report = leak_figures(joined(ORDINARY, varying), PROCESS_LEAK, steps=STEPS)
-    assert (report.verdict, report.reason) == ("inconclusive", "shapes")
-    few = made(EVERY, rng.choice([MIB, 2 * MIB, 3 * MIB], STEPS), lives=0)
-    assert leak_figures(joined(ORDINARY, few), PROCESS_LEAK, steps=STEPS).reason == "outside"
+@pytest.mark.parametrize(
+    ("totals", "new"),
+    [
+        ([1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 10], False),  # the last step does not count
+        ([1] * 19 + [2, 1], False),  # one new of ten is not above a tenth
+        ([1] * 19 + [2, 3, 1], True),
+        ([2, *[1] * 17, 2, 3, 1], False),
+    ],
+)
+def test_new_shapes_are_totals_that_the_later_half_has_for_the_first_time(totals: list[int], new: bool) -> None:
+    assert judge._new_shapes_keep_coming(made(range(len(totals)), totals, lives=0), len(totals)) is new
 
 
 @pytest.mark.deep
@@ -213,20 +179,6 @@ def test_batches_that_vary_are_no_leak_in_100_runs() -> None:
         cache = 500 * MIB + np.cumsum(rng.integers(0, MIB, STEPS))  # each new shape is prepared and kept
         varying = joined(made(EVERY, sizes, lives=0), made(EVERY, sizes // 10, lives=1, op="aten::relu"))
         assert leak_figures(joined(ORDINARY, varying), cache, steps=STEPS).verdict != "leak"
-
-
-def test_survivors_under_noise_are_not_hushed_up() -> None:
-    rng = np.random.default_rng(2)
-    noise = made(EVERY, rng.integers(0, 400 * MIB, STEPS), lives=1, op="aten::relu")
-    report = leak_figures(joined(noise, made(EVERY)), [], steps=STEPS)
-    assert (report.verdict, report.reason) == ("inconclusive", "hidden")
-    assert report.survivors["bytes_per_step"].tolist() == [MIB]
-
-
-def test_too_little_is_inconclusive() -> None:
-    assert leak_figures(made([0]), [], steps=1).reason == "few"
-    assert leak_figures(made(range(8)), [], steps=8).verdict == "inconclusive"
-    assert leak_figures(ORDINARY.iloc[:0], [], steps=STEPS).verdict == "no leak seen"
 
 
 def test_the_table_of_steps_holds_both_series() -> None:

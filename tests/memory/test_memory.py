@@ -10,8 +10,6 @@ from torch import nn
 
 import perfnb
 
-MIB = 2**20
-PARAMETERS = 4 * (256 * 512 + 512 + 512 * 64 + 64)
 BATCH = 32
 
 
@@ -36,78 +34,6 @@ def profile(step: Callable[..., object], batches: object = None) -> perfnb.Profi
 
 def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.randn(BATCH, 256), torch.randint(0, 64, (BATCH,)))]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("make", "state"),
-    [
-        (lambda parameters: torch.optim.SGD(parameters, lr=0.1), 0),
-        (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9), PARAMETERS),
-        (lambda parameters: torch.optim.Adam(parameters), 2 * PARAMETERS + 4 * 4),
-    ],
-)
-@pytest.mark.usefixtures("nothing_left")
-def test_parameters_gradients_and_optimizer_state_to_the_byte(
-    make: Callable[..., torch.optim.Optimizer], state: int
-) -> None:
-    model = mlp()
-
-    p = profile(training(model, make(model.parameters())), batches())
-
-    last = p.memory.iloc[-1]
-    assert last[["parameters", "gradients", "optimizer_state"]].tolist() == [PARAMETERS, PARAMETERS, state]
-    assert last["inputs"] == BATCH * (256 * 4 + 8)
-    assert last[["activations", "temporaries"]].tolist() == [0, 0]
-    assert (p.memory["total"] == p.memory.loc[:, "parameters":"other"].sum(axis=1)).all()
-
-
-@pytest.mark.slow
-def test_activations_belong_to_the_layer_that_made_them() -> None:
-    model = nn.Sequential(nn.Linear(256, 512), nn.Linear(512, 64))
-
-    def step(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
-        model.zero_grad()
-        model(batch[0]).square().sum().backward()
-
-    layers = profile(step, batches()).layers
-
-    assert layers.loc["model.0", "activation_bytes"] == BATCH * 512 * 4
-    assert layers.loc["model.1", "activation_bytes"] == BATCH * 64 * 4
-    assert layers.loc["model", "activation_bytes"] == BATCH * (512 + 64) * 4
-
-
-@pytest.mark.slow
-def test_flops_of_layers_are_exact() -> None:
-    model = mlp()
-
-    layers = profile(training(model, torch.optim.SGD(model.parameters(), lr=0.1)), batches()).layers
-
-    first, second = 2 * BATCH * 256 * 512, 2 * BATCH * 512 * 64
-    assert layers.loc[["model.0", "model.2"], "forward_flops"].tolist() == [first, second]
-    assert layers.loc[["model.0", "model.2"], "backward_flops"].tolist() == [first, 2 * second]  # its input needs none
-    assert layers.loc["model", ["forward_flops", "backward_flops"]].tolist() == [first + second, first + 2 * second]
-    assert layers.loc["model.1", ["forward_flops", "backward_flops"]].isna().all()  # an activation has no formula
-
-
-@pytest.mark.slow
-def test_a_temporary_of_one_layer_stands_at_the_peak_and_is_gone_at_the_end() -> None:
-    class Wasteful(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            torch.empty(16 * MIB)
-            return super().forward(x)
-
-    model = nn.Sequential(nn.Linear(256, 32), Wasteful(32, 8))
-
-    def step() -> None:
-        model(torch.ones(4, 256)).sum().backward()
-
-    p = profile(step)
-
-    (large,) = p.allocations[p.allocations["bytes"] == 64 * MIB].to_dict("records")
-    assert (large["layer"], large["category"], large["phase"]) == ("model.1", "temporaries", "forward")
-    assert p.memory["total"].max() > 64 * MIB > p.memory["total"].iloc[-1]
-    assert p.layers.loc["model.1", "peak_bytes"] == p.memory["total"].max() > p.layers.loc["model.0", "peak_bytes"]
 
 
 #: The step when memory runs out, of two warm-up, two timed, one lead-in, three traced and two watched ones; its

@@ -84,7 +84,7 @@ def test_what_the_allocator_gave_out_and_nobody_owns_is_other() -> None:
 
 
 def test_the_peak_and_its_owners() -> None:
-    summary = summary_of(step_with_memory())
+    summary = summary_of(step_with_memory().block(C + 505, C + 515, 17, 90))  # gone at the peak
 
     assert (summary.device, summary.peak_bytes) == ("cpu", 1777)
     assert summary.peak_ms == pytest.approx(0.515)

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from perfnb.draw import bars, escape
+from perfnb.draw import escape
 from perfnb.draw.document import Bars, Picture, Table
-from perfnb.draw.palette import CATEGORIES, MARKS
+from perfnb.draw.palette import CATEGORIES
 from perfnb.memory.tab import curve_data, memory_document, stacked
 from tests.memory import memory_samples as samples
 from tests.samples import texts
@@ -104,10 +104,8 @@ def test_allocations_keep_their_figures_and_names() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("life_ms", [60.0, 0.3])
-def test_a_hundred_thousand_allocations_take_less_than_a_megabyte(life_ms):
-    made = samples.many(100_000, life_ms)
-    data = curve_data(made)
+def test_a_hundred_thousand_allocations_take_less_than_a_megabyte() -> None:
+    data = curve_data(samples.many(100_000))
     assert len(data["t"]) > 1400
     assert len(json.dumps(data, separators=(",", ":")).encode()) < 2**20
 
@@ -123,28 +121,6 @@ def test_no_two_categories_look_alike():
     assert len({mark.glyph for mark in CATEGORIES.values()}) == len(CATEGORIES)
     assert len({(mark.colour, mark.pattern) for mark in CATEGORIES.values()}) == len(CATEGORIES)
     assert len({mark.pattern for mark in CATEGORIES.values()}) == len(CATEGORIES)
-
-
-def test_a_colour_of_a_phase_means_what_that_phase_makes():
-    makers = {
-        "gradients": "backward",
-        "optimizer_state": "optimizer",
-        "activations": "forward",
-        "inputs": "data",
-        "other": "other",
-    }
-    phases = {mark.colour for name, mark in MARKS.items() if name != "communication"}  # which no step has as a phase
-    for name, mark in CATEGORIES.items():
-        if name in makers:
-            assert mark.colour == MARKS[makers[name]].colour
-        else:
-            assert mark.colour not in phases
-
-
-def test_bars_of_characters():
-    assert bars.cells_of([1, 1, 2], 8) == [2, 2, 4]
-    assert sum(bars.cells_of([1, 1, 1], 100)) == 100
-    assert bars.heights([0, 0.001, 4, 8], 8) == " ▁▄█"
 
 
 def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:

@@ -98,6 +98,9 @@ def convolved(x: Tensor, weight: Tensor, y: Tensor, stride: int = 1, dilation: i
         ((ones(2, 3, 8, 8, dtype=torch.float64), ones(4, 3, 3, 3), ones(2, 4, 6, 6)), 15552),
         ((ones(1, 3, 8, 8), ones(4, 3, 1, 1), ones(1, 4, 8, 8)), 0),
         ((ones(1, 3, 8, 8), ones(4, 3, 1, 1), ones(1, 4, 4, 4), 2), 192),
+        # Up to 20,480 numbers of one sample.
+        ((ones(1, 20, 32, 32), ones(16, 20, 3, 3), ones(1, 16, 30, 30)), 4 * 20 * 9 * 900),
+        ((ones(1, 3, 1, 6827), ones(16, 3, 1, 3), ones(1, 16, 1, 6825)), 4 * 16 * 6825),
         # In blocks of 16 channels; few input channels stay together.
         ((ones(2, 3, 8, 8), ones(16, 3, 3, 3), ones(2, 16, 6, 6)), 4608),
         ((ones(1, 32, 8, 8), ones(16, 32, 5, 5), ones(1, 16, 4, 4)), 8192 + 51200),

@@ -59,15 +59,6 @@ def test_reserved_memory_follows_segments_and_mappings() -> None:
     assert table["total"].tolist() == [2 * MIB] * 4
 
 
-def test_an_address_used_again_and_again_gives_an_allocation_each_time() -> None:
-    trace = [entry(action, ADDRESS, 512 * (i // 2 + 1), i)
-             for i, action in enumerate(["alloc", "free_requested"] * 20)]  # fmt: skip
-    table = allocation_table(columns(snapshot([], trace)))
-
-    assert table["bytes"].tolist() == [512 * (i + 1) for i in range(20)]
-    assert (table["end_ns"] - table["start_ns"] == 1000).all()
-
-
 def test_devices_with_equal_addresses_are_told_apart() -> None:
     one, two = ([entry("alloc", ADDRESS, size, 0)] for size in (512, 1024))
     segments = [segment(ADDRESS, [block(ADDRESS, size)], device=i) for i, size in enumerate((512, 1024))]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -130,31 +128,6 @@ def test_sweeping_may_be_killed_too(tmp_path: Path, kill: _Kill) -> None:
         assert saved_ms(path) == 1.0
         assert [each.name for each in folder.iterdir()] == ["run"]
     assert calls > 3
-
-
-@pytest.mark.slow
-def test_a_process_that_is_killed_in_the_middle_leaves_what_was_there(tmp_path: Path) -> None:
-    path = save_timing(1.0, tmp_path / "run")
-    program = (
-        "import os, signal, sys\n"
-        "from tests.recording.test_killed_saves import save_timing\n"
-        "from pathlib import Path\n"
-        "replace = os.replace\n"
-        "def move(source, target):\n"
-        "    replace(source, target)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "os.replace = move\n"
-        "save_timing(2.0, Path(sys.argv[1]))\n"
-    )
-    root = Path(__file__).parents[2]
-    ended = subprocess.run([sys.executable, "-c", program, str(path)], cwd=root, check=False)
-
-    assert ended.returncode == -signal.SIGKILL
-    assert not path.exists()
-    assert saved_ms(path) == 1.0
-    save_timing(3.0, tmp_path / "another")
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["another", "run"]
-    assert saved_ms(path) == 1.0
 
 
 def test_the_work_of_a_writer_that_is_alive_is_left_alone(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfnb.recording.layer_tree import nested, split_layers
@@ -24,61 +24,18 @@ from perfnb.recording.nesting import (
 from perfnb.recording.schema import SPECIAL_ROWS
 
 
-@st.composite
-def call_stacks(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Threads, starts and ends of intervals that nest in each thread, in any order; some touch, some are empty."""
-    thread: list[int] = []
-    start: list[int] = []
-    end: list[int] = []
+@pytest.mark.parametrize(
+    ("intervals", "parents"),
+    [
+        ([(0, 10), (0, 5), (5, 10)], [NONE, 0, 0]),  # one begins where another ends
+        ([(0, 5), (5, 5), (5, 9)], [NONE, 2, NONE]),  # an empty one is in the one that begins with it
+        ([(1, 9), (1, 9), (1, 9)], [NONE, 0, 1]),  # of equal ones, the first is outside
+    ],
+)
+def test_the_parents_of_intervals_that_share_an_end(intervals: list[tuple[int, int]], parents: list[int]) -> None:
+    start, end = np.array(intervals).T
 
-    def fill(number: int, begin: int, until: int, depth: int) -> None:
-        at = begin
-        for _ in range(draw(st.integers(0, 3))):
-            first = draw(st.integers(at, until))
-            last = draw(st.integers(first, until))
-            thread.append(number)
-            start.append(first)
-            end.append(last)
-            if depth < 3:
-                fill(number, first, last, depth + 1)
-            at = max(last, first + 1)  # an empty interval takes its nanosecond
-            if at > until:
-                return
-
-    for number in range(draw(st.integers(1, 3))):
-        fill(number, 0, 60, 0)
-    order = np.array(draw(st.permutations(range(len(thread)))), dtype=np.int64)
-    return tuple(np.array(values, dtype=np.int64)[order] for values in (thread, start, end))  # type: ignore[return-value]
-
-
-def parents_by_search(thread: np.ndarray, start: np.ndarray, end: np.ndarray) -> list[int]:
-    """Return the smallest interval around each, looking at every pair; the earlier of two equal ones is outside."""
-    end = np.maximum(end, start + 1)
-    parents = []
-    for i in range(len(start)):
-        around = [
-            j
-            for j in range(len(start))
-            if j != i
-            and thread[j] == thread[i]
-            and start[j] <= start[i]
-            and end[i] <= end[j]
-            and ((start[j], end[j]) != (start[i], end[i]) or j < i)
-        ]
-        parents.append(min(around, key=lambda j: (end[j] - start[j], -j), default=NONE))
-    return parents
-
-
-@given(call_stacks())
-@example((np.zeros(3), np.array([0, 0, 5]), np.array([10, 5, 10])))  # one begins where another ends
-@example((np.zeros(3), np.array([0, 5, 5]), np.array([5, 5, 9])))  # an empty one is in the one that begins with it
-@example((np.ones(3), np.ones(3, dtype=int), np.full(3, 9)))  # of equal ones, the first is outside
-def test_each_interval_has_the_parent_that_a_search_over_all_pairs_finds(stacks: tuple[np.ndarray, ...]) -> None:
-    forest = nest(*stacks)
-
-    assert forest.parent.tolist() == parents_by_search(*stacks)
-    for place, parent in enumerate(forest.parent):
-        assert forest.depth[place] == (0 if parent == NONE else forest.depth[parent] + 1)
+    assert nest(np.zeros(3), start, end).parent.tolist() == parents
 
 
 def test_an_interval_that_ends_after_the_one_in_which_it_starts_is_cut() -> None:
@@ -91,6 +48,40 @@ def test_an_interval_that_ends_after_the_one_in_which_it_starts_is_cut() -> None
     assert forest.parent.tolist() == [NONE, 0, 1, NONE, 2, NONE]
     assert forest.depth.tolist() == [0, 1, 2, 0, 3, 0]
     assert end.tolist() == [50, 60, 55, 70, 40, 60]
+
+
+def nested_by_walking(start: list[int], end: list[int]) -> tuple[list[int], list[int]]:
+    """Return parents and cut ends, for intervals in the order of their starts."""
+    parents, ends, open_ = [], list(end), list[int]()
+    for place, begin in enumerate(start):
+        while open_ and ends[open_[-1]] <= begin:
+            open_.pop()
+        parents.append(open_[-1] if open_ else NONE)
+        ends[place] = min([end[place], *(ends[around] for around in open_[-1:])])
+        open_.append(place)
+    return parents, ends
+
+
+def test_intervals_are_cut_from_the_outside_in() -> None:
+    """What starts between the true and the late end of an interval is not in it, and keeps its end."""
+    assert nested_by_walking([2, 5, 8, 11], [10, 17, 20, 21]) == ([NONE, 0, 1, NONE], [10, 10, 10, 21])
+    random = np.random.default_rng(1)
+    for count in (2, 4, 5, 6) * 50:
+        start = np.sort(random.choice(15, count, replace=False))
+        end = start + random.integers(1, 15, count)
+        parents, ends = map(np.array, nested_by_walking(start.tolist(), end.tolist()))
+        order = random.permutation(2 * count)  # of two threads
+        thread, first = order // count, np.where(order < count, 0, count)
+        place = order % count
+
+        forest, cut = nest_cutting(thread, start[place], end[place])
+
+        assert cut.tolist() == ends[place].tolist()
+        above = np.where(forest.parent == NONE, NONE, order[forest.parent] - first)
+        assert above.tolist() == parents[place].tolist()
+        again = nest(thread, start[place], cut)
+        assert (again.parent.tolist(), again.depth.tolist()) == (forest.parent.tolist(), forest.depth.tolist())
+        assert forest.depth.tolist() == forest_of(forest.parent).depth.tolist()
 
 
 def test_nothing_nests_in_nothing() -> None:

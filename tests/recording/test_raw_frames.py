@@ -44,7 +44,7 @@ def assert_as_declared(recording: Recording) -> None:
 @pytest.mark.slow
 def test_a_live_step_and_what_is_saved_of_it(tmp_path: Path) -> None:
     model, x = three_linears(), torch.ones(4, 8)
-    p = perfnb.profile_step(training_step(model, x), warmup=1, steps=2, traced=2, stacks=True, watch=True)
+    p = perfnb.profile_step(training_step(model, x), warmup=1, steps=1, traced=1, stacks=True, watch=True)
 
     assert_as_declared(p._recording)
     assert {name.partition("_")[0] for name in p._recording.frames()} >= {"memory", "arithmetic", "watch", "python"}
@@ -66,7 +66,7 @@ def test_a_name_that_utf_8_cannot_encode_can_be_saved(tmp_path: Path) -> None:
     model = torch.nn.Module()
     model.register_parameter("odd\udc80", torch.nn.Parameter(torch.ones(8)))
     model.forward = lambda: model.get_parameter("odd\udc80").sum()  # type: ignore[method-assign]
-    p = perfnb.profile_step(lambda: model().backward(), warmup=1, steps=2, traced=1)
+    p = perfnb.profile_step(lambda: model().backward(), warmup=1, steps=1, traced=1)
 
     loaded = perfnb.load(p.save(tmp_path / "saved"))
 
@@ -250,7 +250,6 @@ def test_a_row_that_refers_to_none_is_damage(
     saved_by_hand: Path, tmp_path: Path, frame: str, column: str, values: list[Any]
 ) -> None:
     saved = shutil.copytree(saved_by_hand, tmp_path / "run")
-    assert SavedProfile(saved).recording().python is not None
     file = saved / f"{frame}.parquet"
     table = pd.read_parquet(file)
     kind: Any = table[column].dtype

@@ -245,6 +245,23 @@ def test_a_file_of_a_job_that_cannot_be_read_is_an_error(threads: bool, tmp_path
         read_recordings(paths, Limits(), pool if threads else None)
 
 
+def test_progress_counts_the_bytes_of_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_file(path: str, limits: Limits, rank: int | None, progress: Any = None, steps: Any = None) -> Any:
+        if progress:
+            progress(1, 9)
+        return [ByHand().step(0, 100).recording(trace={"rank_known": False})]
+
+    monkeypatch.setattr(reading, "read_file", read_file)
+    monkeypatch.setattr(reading, "Reports", lambda progress, length: lambda done: progress(done, length))
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path, size in zip(paths, (20, 30), strict=True):
+        path.write_bytes(b" " * size)
+    told: list[tuple[int, int]] = []
+    for executor in (None, Mapping()):
+        assert len(read_recordings(paths, Limits(), executor, lambda *each: told.append(each))) == 2
+    assert told == [(done, 50) for done in (1, 20, 21, 50, 20, 50)]
+
+
 def test_ranks_that_two_files_claim_are_their_places(tmp_path: Path) -> None:
     read = [read_file(of_rank(rank, "a", tmp_path), Limits())[0] for rank in (3, 1, 3)]
     assert [one.rank for one in in_rank_order(read)] == [0, 1, 2]

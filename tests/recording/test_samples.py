@@ -15,6 +15,7 @@ from perfnb.telemetry.history import MOST_MARKS, Marks, WatchMark
 from perfnb.watching.saved import WATCH, load_watch, save_watch
 
 NAN = float("nan")
+META = {"interval_s": 0.5, "devices": {"host": {}}, "absent": {}, "notes": [], "ticks": 2, "missed": 0}
 
 
 def columns(**metrics: list[float]) -> dict[str, np.ndarray]:
@@ -75,21 +76,17 @@ def test_marks_nest_and_are_bounded() -> None:
 
 def test_a_saved_watch_comes_back(tmp_path: Path) -> None:
     record = watch_record({"host": columns(load=[0.0, 1.0])}, [WatchMark("cell 1", 0, 0.0, None)])
-    meta = {"interval_s": 0.5, "devices": {"host": {}}, "absent": {}, "notes": [], "ticks": 2, "missed": 0}
-    path = save_watch(record, meta, tmp_path / "w")
+    path = save_watch(record, META, tmp_path / "w")
     assert WATCH.is_at(path)
     loaded, facts = load_watch(path)
     pd.testing.assert_frame_equal(loaded.samples, record.samples)
     pd.testing.assert_frame_equal(loaded.marks, record.marks)
-    assert facts == meta
+    assert facts == META
     with pytest.raises(RecordingError, match="is not a saved perfnb profile"):
         SavedProfile(path).recording()
     (path / "samples.parquet").write_bytes(b"PAR1")
     with pytest.raises(RecordingError, match=r"samples\.parquet is damaged"):
         load_watch(path)
-
-
-META = {"interval_s": 0.5, "devices": {"host": {}}, "absent": {}, "notes": [], "ticks": 2, "missed": 0}
 
 
 @pytest.mark.parametrize(

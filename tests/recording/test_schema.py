@@ -11,70 +11,37 @@ import perfnb
 from perfnb.recording.schema import INDEX, PHASES, SCHEMA, conform
 from tests.step.models import three_linears, training_step
 
-KINDS = ("training", "inference", "no model", "compiled")
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def profile(request: pytest.FixtureRequest) -> perfnb.Profile:
-    model, x = three_linears(), torch.ones(4, 8)
-
-    def infer() -> None:
-        with torch.no_grad():
-            model(x)
-
-    step = {
-        "training": training_step(model, x),
-        "inference": infer,
-        "no model": lambda: x.sin(),
-        "compiled": lambda: compiled(x),
-    }[request.param]
-    compiled = torch.compile(nn.Sequential(nn.Tanh()), backend="eager")
-    return perfnb.profile_step(step, warmup=1, steps=2, traced=2)
-
-
 #: Those of one profile; others are of a watch, of a host profile, and of two profiles side by side.
 OTHERS = ("marks", "functions", "stacks")
 TABLES = [table for table in SCHEMA if table not in OTHERS and not table.startswith("diff_")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("table", TABLES)
-def test_a_table_has_the_schemas_columns_types_and_index(profile: perfnb.Profile, table: str) -> None:
-    frame = getattr(profile, table)
+@pytest.mark.parametrize("kind", ["training", "no model", "compiled"])
+def test_tables_have_the_schemas_columns_types_and_index_and_are_the_callers_to_change(kind: str) -> None:
+    model, x = three_linears(), torch.ones(4, 8)
+    compiled = torch.compile(nn.Sequential(nn.Tanh()), backend="eager")
+    steps = {"training": training_step(model, x), "no model": lambda: x.sin(), "compiled": lambda: compiled(x)}
+    profile = perfnb.profile_step(steps[kind], warmup=1, steps=2, traced=2)
 
-    assert list(frame.columns) == list(SCHEMA[table])
-    for name, dtype in SCHEMA[table].items():
-        wanted = pd.Series(dtype=dtype).dtype
-        assert frame[name].dtype == wanted or (
-            dtype == "category" and isinstance(frame[name].dtype, pd.CategoricalDtype)
-        )
-    assert frame.index.name == INDEX.get(table)
-    assert frame.index.is_unique
-
-
-@pytest.mark.slow
-def test_the_phases_are_all_there_in_order(profile: perfnb.Profile) -> None:
-    assert tuple(profile.phases.index) == PHASES
-    assert profile.phases.notna().all(axis=None)
-
-
-def test_what_this_version_does_not_measure_is_unknown_and_never_zero(profile: perfnb.Profile) -> None:
-    for column in ("kernels", "gpu_ms"):
-        assert profile.layers[column].isna().all(), column
-    for column in ("gpu_ms",):
-        assert profile.ops[column].isna().all(), column
-    assert profile.events["device"].isna().all()
-
-
-@pytest.mark.slow
-def test_a_table_is_the_callers_to_change(profile: perfnb.Profile) -> None:
     for table in TABLES:
         frame = getattr(profile, table)
+        assert list(frame.columns) == list(SCHEMA[table])
+        for name, dtype in SCHEMA[table].items():
+            found, wanted = frame[name].dtype, pd.Series(dtype=dtype).dtype
+            assert found == wanted or (dtype == "category" and isinstance(found, pd.CategoricalDtype)), (table, name)
+        assert frame.index.name == INDEX.get(table)
+        assert frame.index.is_unique
         before = frame.copy(deep=True)
         frame["mine"] = 1
         frame[frame.columns[0]] = pd.NA
         pd.testing.assert_frame_equal(getattr(profile, table), before)
-    assert str(profile)
+    assert tuple(profile.phases.index) == PHASES
+    assert profile.phases.notna().all(axis=None)
+    # What was not measured is unknown and never zero.
+    assert profile.layers[["kernels", "gpu_ms"]].isna().all(axis=None)
+    assert profile.ops["gpu_ms"].isna().all()
+    assert profile.events["device"].isna().all()
 
 
 def test_conform_adds_what_is_missing_orders_and_types() -> None:

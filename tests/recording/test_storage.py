@@ -34,28 +34,23 @@ def saved(profile: perfnb.Profile, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_all_tables_and_figures_come_back(profile: perfnb.Profile, saved: Path) -> None:
+def test_all_tables_and_figures_come_back_also_a_second_time(
+    profile: perfnb.Profile, saved: Path, tmp_path: Path
+) -> None:
     again = perfnb.load(saved)
+    second = perfnb.load(again.save(tmp_path / "second"))
 
     for table in TABLES:
-        pd.testing.assert_frame_equal(getattr(again, table), getattr(profile, table))
+        for loaded in (again, second):
+            pd.testing.assert_frame_equal(getattr(loaded, table), getattr(profile, table))
     assert again.timing == profile.timing
     assert again.meta == profile.meta
     assert str(again) == str(profile)
-    assert again._repr_mimebundle_() == profile._repr_mimebundle_()
-
-
-@pytest.mark.slow
-def test_a_loaded_profile_can_be_saved_and_loaded_again(saved: Path, tmp_path: Path) -> None:
-    second = perfnb.load(perfnb.load(saved).save(tmp_path / "second"))
-
-    for table in TABLES:
-        pd.testing.assert_frame_equal(getattr(second, table), getattr(perfnb.load(saved), table))
 
 
 @pytest.mark.slow
 def test_a_step_without_allocations_comes_back(tmp_path: Path) -> None:
-    profile = perfnb.profile_step(lambda: None, warmup=1, steps=2, traced=1)
+    profile = perfnb.profile_step(lambda: None, warmup=1, steps=1, traced=1)
 
     assert str(perfnb.load(profile.save(tmp_path / "run"))) == str(profile)
 
@@ -78,20 +73,17 @@ def test_the_files_are_open_to_other_tools(profile: perfnb.Profile, saved: Path)
     assert content["meta"]["name"] == "größe/<b>"
 
 
-def test_saving_makes_missing_folders_takes_text_and_returns_the_path(profile: perfnb.Profile, tmp_path: Path) -> None:
-    path = profile.save(str(tmp_path / "a" / "b" / "run"))
-
-    assert path == tmp_path / "a" / "b" / "run"
-    assert perfnb.load(str(path)).timing == profile.timing
-
-
-def test_a_home_folder_may_be_written_with_a_tilde(
+def test_a_folder_is_made_where_it_is_missing_and_may_be_empty_and_given_as_text(
     profile: perfnb.Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "empty").mkdir()
 
+    assert profile.save(str(tmp_path / "a" / "b" / "run")) == tmp_path / "a" / "b" / "run"
     assert profile.save("~/run") == tmp_path / "run"
-    assert perfnb.load("~/run").timing == profile.timing
+    assert profile.save(tmp_path / "empty") == tmp_path / "empty"
+    for path in (str(tmp_path / "a" / "b" / "run"), "~/run", tmp_path / "empty"):
+        assert perfnb.load(path).timing == profile.timing
 
 
 def test_an_earlier_profile_is_replaced_whole(profile: perfnb.Profile, saved: Path) -> None:
@@ -103,28 +95,24 @@ def test_an_earlier_profile_is_replaced_whole(profile: perfnb.Profile, saved: Pa
     assert [path.name for path in saved.parent.iterdir()] == ["run"]
 
 
-def test_an_earlier_profile_stays_if_the_new_one_cannot_take_its_place(
-    profile: perfnb.Profile, saved: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("owner", "name", "fails_at"), [(pd.DataFrame, "to_parquet", 1), (os, "replace", 2)])
+def test_an_earlier_profile_stays_if_a_file_or_the_folder_cannot_be_written(
+    profile: perfnb.Profile, saved: Path, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, fails_at: int
 ) -> None:
-    replace, calls = os.replace, []
+    write, calls = getattr(owner, name), []
 
-    def failing_once(source: Path, target: Path) -> None:
-        calls.append(target)
-        if len(calls) == 2:
-            raise OSError("the disk is full")
-        replace(source, target)
+    def fails_once(*given: object, **named: object) -> None:
+        calls.append(given)
+        if len(calls) == fails_at:
+            raise OSError(28, "No space left on device")
+        write(*given, **named)
 
-    monkeypatch.setattr(os, "replace", failing_once)
-    with pytest.raises(RecordingError, match="the disk is full"):
+    monkeypatch.setattr(owner, name, fails_once)
+    with pytest.raises(RecordingError, match="No space left on device"):
         profile.save(saved)
 
     assert perfnb.load(saved).timing == profile.timing
-
-
-def test_an_empty_folder_may_be_used(profile: perfnb.Profile, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-
-    assert perfnb.load(profile.save(tmp_path / "run")).timing == profile.timing
+    assert [path.name for path in saved.parent.iterdir()] == ["run"]
 
 
 def _foreign_json(path: Path) -> None:
@@ -168,21 +156,6 @@ def test_a_place_that_cannot_be_written_is_one_error_that_names_it(profile: perf
         with pytest.raises(RecordingError, match="cannot be written") as caught:
             save(tmp_path / "file" / "run")
         assert str(tmp_path / "file" / "run") in str(caught.value)
-
-
-def test_a_save_that_fails_leaves_the_earlier_profile(
-    profile: perfnb.Profile, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*args: object, **kwargs: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(pd.DataFrame, "to_parquet", full)
-    with pytest.raises(RecordingError, match="No space left"):
-        profile.save(saved)
-    monkeypatch.undo()
-
-    assert perfnb.load(saved).timing == profile.timing
-    assert [path.name for path in saved.parent.iterdir()] == ["run"]
 
 
 FILES = ("events.parquet", "steps.parquet", "modules.parquet", "spans.parquet", "profile.json")
