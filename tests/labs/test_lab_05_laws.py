@@ -60,31 +60,6 @@ def parts(length: int, width: int) -> tuple[int, int]:
     return 24 * length * width**2, 4 * length**2 * width
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (parts, ""),
-        (lambda n, w: [float(part) for part in parts(n, w)], ""),
-        (lambda n, w: (12 * n * w**2, 2 * n**2 * w), "linear layers. It is half"),
-        (lambda n, w: (24 * n * w**2, 2 * n**2 * w), "products of attention. They are half"),
-        (lambda n, w: (22 * n * w**2, 4 * n**2 * w), "missing: the layer after attention, `out`"),
-        (lambda n, w: (18 * n * w**2, 4 * n**2 * w), "missing: `qkv`"),
-        (lambda n, w: (16 * n * w**2, 4 * n**2 * w), "one of the MLP's layers"),
-        (lambda n, w: (24 * n * w, 4 * n**2 * w), "linear layers. It does not match"),
-        (lambda n, w: (24 * n * w**2, 16 * n**2 * w), "products of attention. It does not match"),
-        (lambda n, w: (24 * n * w**2, 4 * n * w**2), "products of attention. It does not match"),
-        (lambda n, w: tuple(3 * part for part in parts(n, w)), "three times too large"),
-        (lambda n, w: parts(n, w)[::-1], "swapped"),
-        (lambda n, w: parts(64, 64), "512 and a width of 64"),
-        (lambda n, w: sum(parts(n, w)), "Return two numbers"),
-        (lambda n, w: None, "Return two numbers"),
-    ],
-)
-def test_arithmetic_of_a_block(answer: Any, words: str) -> None:
-    expect("5.3", words, answer)
-
-
 ARITHMETIC = (LINEAR / 3 + PRODUCTS) / (LINEAR + PRODUCTS)
 
 
