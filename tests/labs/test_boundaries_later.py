@@ -642,6 +642,8 @@ ROWS: Sequence[tuple[str, dict[str, Any], str]] = (
     ),
     ("12.4", {"profiles/0/findings": {"float64": 0.5}, "said/new_reader": 0.57}, "that is not the bound"),
     ("12.4", {"profiles": [{**PROFILE, "findings": {"float64": 50.0}}, PROFILE]}, ""),
+    ("12.4", {"profiles/0/findings": {}, "said/right": 1.0}, ""),
+    ("12.4", {"profiles": [{**PROFILE, "reader_ms": 9.0}, PROFILE]}, ""),
     ("12.5", {"after/log": [[2.30002, 20.0], *LOG[1:]]}, ""),
     ("12.5", {"after/log": [[2.30003, 20.0], *LOG[1:]]}, "Something is computed with fewer digits"),
     ("12.5", {"after/log": [[2.301, 20.0], *LOG[1:]]}, "Something is computed with fewer digits"),

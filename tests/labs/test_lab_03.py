@@ -26,19 +26,12 @@ def linear(batch: int, inputs: int, outputs: int) -> int:
     ("answer", "says"),
     [
         (linear, ""),
-        (lambda b, i, o: float(linear(b, i, o)), ""),
         (lambda b, i, o: b * i * o, "half"),
-        (lambda b, i, o: 2 * linear(b, i, o), "twice"),
         (lambda b, i, o: 3 * linear(b, i, o), "three times"),
         (lambda b, i, o: linear(b, i + 1, o), "It includes the bias"),
-        (lambda b, i, o: linear(b, i, o) + o, "It includes the bias"),
         (lambda b, i, o: linear(b, i, o) - b * o, "one addition less"),
         (lambda b, i, o: 2 * 7 * 14 * 29, "does not match"),
         (lambda b, i, o: linear(b, i, o) + b * o, "bias"),
-        (lambda b, i, o: 2 * i * o, "does not match"),
-        (lambda b, i, o: linear(b, i, o) / 1e6, "units"),
-        (lambda b, i, o: linear(32, 784, 10), "does not match"),
-        (lambda b, i, o: None, "no value"),
     ],
 )
 def test_arithmetic_of_a_linear_layer(answer: Count, says: str) -> None:
@@ -56,8 +49,6 @@ def conv(batch: int, inputs: int, outputs: int, kernel: int, height: int, width:
         (lambda *sizes: conv(*sizes) // 2, "half"),
         (lambda *sizes: 3 * conv(*sizes), "three times"),
         (lambda b, i, o, k, h, w: conv(b, i, o, 1, h, w), "does not match"),
-        (lambda b, i, o, k, h, w: 2 * b * h * w * i * o * k, "does not match"),
-        (lambda b, i, o, k, h, w: conv(b, 1, o, k, h, w), "does not match"),
         (lambda b, i, o, k, h, w: conv(b, i, o, k, h - k + 1, w - k + 1), "does not match"),
     ],
 )
@@ -66,7 +57,7 @@ def test_arithmetic_of_a_convolution(answer: Count, says: str) -> None:
 
 
 @pytest.mark.parametrize(("number", "of"), [("3.1", linear), ("3.2", conv)])
-@pytest.mark.parametrize("factor", [0.5, 1 / 3, 2 / 3, 1.5, 2, 3])
+@pytest.mark.parametrize("factor", [0.5, 3])
 def test_of_a_forward_pass_no_direction_is_spoken(number: str, of: Count, factor: float) -> None:
     found = hint(number, lambda *sizes: factor * of(*sizes))
 
@@ -155,15 +146,6 @@ RIGHT = {"arithmetic": 100, "time": 25.0, "not_arithmetic": 0.75}
     ("change", "says"),
     [
         ({}, ""),
-        ({"time": 25.4}, ""),
-        ({"arithmetic": 10}, "arithmetic is not"),
-        ({"arithmetic": 0.01}, "arithmetic is not"),
-        ({"time": 0.04}, "inverse"),
-        ({"time": 50.0}, "twice"),
-        ({"time": 100.0}, "time is not"),
-        ({"not_arithmetic": 0.25}, "not_arithmetic"),
-        ({"not_arithmetic": 75}, "percent"),
-        ({"not_arithmetic": 0.375}, "half"),
         ({"not_arithmetic": ...}, "no value"),
     ],
 )
@@ -176,11 +158,7 @@ def test_a_hundred_times_smaller(change: dict[str, Any], says: str) -> None:
     ("given", "says"),
     [
         ({"big": SMALL, "small": BIG}, "big_step and small_step"),
-        ({"big": BIG, "small": BIG}, "big_step and small_step"),
-        ({"big": SMALL, "small": SMALL}, "big_step and small_step"),
-        ({"big": SMALL, "small": BIG, "steps": STEPS[::-1]}, "The steps need 20 and 2,000 FLOPs"),
         ({"steps": (STEPS[0], STEPS[0])}, "The steps need 2,000 and 2,000 FLOPs"),
-        ({"steps": (STEPS[0], lambda: None)}, "The steps need 2,000 and 0 FLOPs"),
         ({"steps": ()}, "two steps"),
         ({"big": SimpleNamespace(median_ms=5.0)}, "perfnb.time_step"),
     ],

@@ -43,9 +43,6 @@ def in_bytes(blocks: int, width: int, length: int, cards: int) -> int:
     ("answer", "words"),
     [
         (in_bytes, ""),
-        (lambda *sizes: float(in_bytes(*sizes)), ""),
-        (lambda *sizes: np.int64(in_bytes(*sizes)), ""),
-        (lambda *sizes: torch.tensor(in_bytes(*sizes)), ""),
         (lambda *sizes: in_bytes(*sizes) / 2, "a key *and* a value"),
         (lambda *sizes: in_bytes(*sizes) / 4, "How many bytes"),
         (lambda *sizes: in_bytes(*sizes) / 8, "What is missing"),
@@ -56,9 +53,7 @@ def in_bytes(blocks: int, width: int, length: int, cards: int) -> int:
         (lambda b, w, n, c: in_bytes(b, w, n * n, c), "not kept"),
         (lambda b, w, n, c: 4 * b * n * n * c, "not kept"),
         (lambda b, w, n, c: 4 * in_bytes(b, w, n, c), "those of all heads together"),
-        (lambda b, w, n, c: 3 * in_bytes(b, w, n, c), "128 positions and 1 card, your result is"),
         (lambda b, w, n, c: 3 * in_bytes(b, w, n, c), "What does each block keep"),
-        (lambda b, w, n, c: 1e6 * in_bytes(b, w, n, c), "your result is 3.93216e+11. It is a million times too large"),
     ],
 )
 def test_the_size_of_the_cache(answer: Callable[..., Any], words: str) -> None:
@@ -122,8 +117,6 @@ def expected(acceptance: float, guesses: int) -> float:
     ("answer", "words"),
     [
         (expected, ""),
-        (lambda a, k: np.float64(expected(a, k)), ""),
-        (lambda a, k: torch.tensor(expected(a, k), dtype=torch.float64), ""),
         (lambda a, k: expected(a, k) - 1, "its own character"),
         (lambda a, k: 1 + a * k, "Guesses after the first wrong one"),
         (lambda a, k: a * k, "its own character"),
@@ -175,8 +168,6 @@ def differences(model: Any, other: Any, inputs: Any) -> Any:
     ("answer", "words"),
     [
         (largest, ""),
-        (lambda *given: largest(*given).item(), ""),
-        (lambda *given: largest(*given).numpy(), ""),
         (lambda *given: float("inf") if bool(largest(*given).isnan()) else by_hand(*given), ""),
         (lambda model, other, inputs: largest(model, other, inputs[:1]), "only at the first input"),
         (lambda *given: differences(*given).max(), "is there an absolute value"),
@@ -203,8 +194,6 @@ def differences(model: Any, other: Any, inputs: Any) -> Any:
         ),
         (lambda *given: differences(*given).abs().sum(), "Which two numbers does your function divide"),
         (lambda *given: float("nan"), "not a finite number"),
-        (lambda *given: [0.5], "must be one number, not a list"),
-        (lambda *given: None, "no value"),
     ],
 )
 def test_the_same_answers(answer: Callable[..., Any], words: str) -> None:
