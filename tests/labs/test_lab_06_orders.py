@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from perfnb.labs import lab_06
 from perfnb.labs.ledger import exercise_of
@@ -136,11 +136,3 @@ def test_batches_that_are_not_the_same(answer: Any, says: str) -> None:
 def test_a_loader_with_wrong_rows_is_not_timed(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
     monkeypatch.setattr(lab_06, "time_ratio", lambda *_: pytest.fail("It was timed."))
     assert "ratio" not in exercise_of("6.5").measure(answer)
-
-
-def test_rows_know_their_number() -> None:
-    dataset = lab_06.numbered_rows(5)
-
-    assert isinstance(dataset, TensorDataset)
-    assert dataset[4][0].tolist() == [4.0] * lab_06.WIDTH
-    assert dataset[4][1] == 12

@@ -101,15 +101,6 @@ def test_a_queue(answer: Callable[..., Any], words: str) -> None:
     expect("9.3", words, answer)
 
 
-def test_the_log_is_the_queue_of_its_cards() -> None:
-    arrivals, services = LOG["arrived_s"].tolist(), LOG["service_s"].tolist()
-    found = LOG["answered_s"] - LOG["arrived_s"]
-    free = 0.0
-    for arrived, service, latency in zip(arrivals, services, found, strict=True):
-        free = max(free, arrived) + service
-        assert latency == pytest.approx(free - arrived)
-
-
 def test_monday_is_what_the_lab_tells() -> None:
     """No minute exceeds the benchmark, and still most customers of two minutes wait too long."""
     in_time = (LOG["answered_s"] - LOG["arrived_s"]) <= 0.5

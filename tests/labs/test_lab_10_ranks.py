@@ -16,7 +16,6 @@ import torch
 
 import perfnb
 from perfnb import labs
-from perfnb.errors import LabError
 from perfnb.labs.made_job import LATE, LATE_ONCE, NOTE, ONCE, RANKS, STEPS, planted_step, write_job
 from perfnb.results import Ranks
 from tests.labs.judging import expect, hint
@@ -65,11 +64,8 @@ def test_the_straggler_is_planted(files: list[Path]) -> None:
     assert sum(path.stat().st_size for path in files) < 100_000
 
 
-@pytest.mark.slow
 def test_perfnb_names_the_straggler(rented: Ranks) -> None:
-    assert rented.straggler == LATE
-    assert len(rented) == RANKS
-    assert "straggler" in set(rented.findings["bottleneck"])
+    assert (rented.straggler, len(rented)) == (LATE, RANKS)
 
 
 def test_the_job_sends_for_longer_than_it_computes(rented: Ranks) -> None:
@@ -178,11 +174,6 @@ def exposed_of(work: Any) -> float:
         *(list(zip(*of.loc[of["what"] == what, ["start_ms", "end_ms"]].to_numpy().T, strict=True))
           for what in ("computing", "sending"))
     )  # fmt: skip
-
-
-def test_a_step_has_four_parts() -> None:
-    with pytest.raises(LabError, match="synced must have 4 values"):
-        planted_step([3, 3], [READER], (True, False))
 
 
 def test_the_real_traces_are_an_extra(files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

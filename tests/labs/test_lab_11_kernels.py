@@ -109,9 +109,8 @@ def notebook() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("length", [64, 256])
-def test_perfnb_measures_these_bytes(length: int) -> None:
-    names = notebook()
+def test_perfnb_measures_these_bytes() -> None:
+    names, length = notebook(), 64
     given = names["inputs"](length)
 
     @torch.inference_mode()
