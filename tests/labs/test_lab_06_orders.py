@@ -32,33 +32,6 @@ class ByHand:
                 yield self.dataset[rows]
 
 
-class Rotated(ByHand):
-    """One order, each epoch from another row on."""
-
-    def __init__(self, dataset: Any, batch_size: int) -> None:
-        super().__init__(dataset, batch_size, anew=False)
-
-    def rows(self) -> torch.Tensor:
-        return torch.roll(super().rows(), int(torch.randint(1, len(self.dataset), ())))
-
-
-class RotatedInOrder(ByHand):
-    def rows(self) -> torch.Tensor:
-        return torch.roll(torch.arange(len(self.dataset)), int(torch.randint(1, len(self.dataset), ())))
-
-
-class TwoOrders(ByHand):
-    """Two orders in turn."""
-
-    def __init__(self, dataset: Any, batch_size: int) -> None:
-        super().__init__(dataset, batch_size)
-        self.orders = [torch.randperm(len(dataset)) for _ in range(2)]
-
-    def rows(self) -> torch.Tensor:
-        self.orders.reverse()
-        return self.orders[0]
-
-
 class FixedBatches(ByHand):
     """The batches are shuffled, and the rows in each, but their rows are the same."""
 
@@ -115,9 +88,6 @@ def test_rows_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (InOrder, "shuffle them"),
         (lambda data, size: ByHand(data, size, anew=False), "same order as an earlier one"),
-        (Rotated, "same neighbours in two epochs"),
-        (RotatedInOrder, "Neighbours in the data set"),
-        (TwoOrders, "same order as an earlier one"),
         (FixedBatches, "share a batch again"),
         (lambda data, size: ByHand(data, size, last=False), "224 samples, 224 of them different; each of the 250"),
         (lambda data, size: ByHand(data, 2 * size), "batch_size was 32"),

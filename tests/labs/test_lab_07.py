@@ -297,8 +297,6 @@ class Fused(Script):
         (FIRST, True),
         ("\n# a comment\n" + FIRST.replace("Words", "Other words"), True),
         (FIRST.replace("True", "False"), False),
-        (FIRST.replace("AdamW", "SGD"), False),
-        (FIRST.replace("make_optimizer", "make_optimiser"), False),
         ("class Fused(Script):\n    ...\n", False),
         (FIRST.replace("(Script)", "(Other)"), False),
     ],

@@ -90,27 +90,6 @@ def test_a_diagnosis(answer: Any, words: str) -> None:
     expect("12.3", words, answer, script=Nightly)
 
 
-BOUNDS = {"brightness": 40.0, "new_reader": 57.0, "right": 22.0, "padded": 47.25}
-
-
-@pytest.mark.deep
-@pytest.mark.slow
-def test_bounds_are_those_of_the_recorded_profile(tmp_path: Path) -> None:
-    journal, profile = a_journal(tmp_path / "journal"), a_profile()
-    assert "Solve 12.2 first" in hint("12.4", BOUNDS, waste=WASTE, journal=journal)
-    journal.add(profile, hypothesis="the model takes most of it", name="nightly")
-    found = profile.findings.set_index("bottleneck")["bound_ms"]
-    reader_ms = torch.tensor(profile.layers["total_ms"].iloc[0])
-
-    answer = {name: found.get(named, 1.0) for name, named in (("brightness", "host code"), ("new_reader", "float64"))}
-    answer |= {"right": found["repeated forward"], "padded": reader_ms * 9 / 16}
-    expect("12.4", "", answer, waste=WASTE, journal=journal)
-    expect("12.4", "not the bound of the finding", answer | {"right": reader_ms / 2}, waste=WASTE, journal=journal)
-    expect("12.4", "'flickering' is not in waste", answer | {"flickering": 1.0}, waste=WASTE, journal=journal)
-    expect("12.4", "missing padded", {"right": 1.0}, waste={"padded": 2}, journal=journal)
-    expect("12.4", "the previous exercise", answer, waste={}, journal=journal)
-
-
 FOUR = tuple(a_test(change, seed=place) for place, change in enumerate(("once", "float32", "one pass", "tight")))
 
 

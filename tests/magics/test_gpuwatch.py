@@ -64,17 +64,6 @@ def test_an_error_or_interrupt_reaches_the_user_and_ends_the_watch(kernel: Kerne
     assert kernel.value("w.running") is False
 
 
-def test_a_metric_that_does_not_exist(kernel: Kernel) -> None:
-    message = kernel.run("%gpuwatch --metrics gpus").message
-    assert message.startswith("there is no metric 'gpus': the metrics are cpu,")
-
-
-def test_the_help_shows_how(kernel: Kernel) -> None:
-    page = kernel.help("%gpuwatch?")
-    assert "%gpuwatch stop" in page
-    assert "--metrics" in page
-
-
 def test_unloading_the_extension_ends_a_watch(kernel: Kernel) -> None:
     kernel.ok("%gpuwatch --into w")
     kernel.ok("%unload_ext perfnb")
