@@ -398,6 +398,8 @@ ROWS: Sequence[tuple[str, dict[str, Any], str]] = (
     ("7.8", {"trial": 0.73}, "In a trial just now"),
     ("8.1", {"said/iterations": 1.0}, "the single step that perfnb made"),
     ("8.1", {"said/iterations": 7.0}, "not how often the model was called"),
+    ("8.1", {"said/iterations": 12.01}, "Check it against"),  # not twice as many
+    ("8.1", {"said/ranks": 128.1}, "Check it against"),
     ("8.1", {"said/batch": 64.0}, "another dimension of the shape"),
     ("8.1", {"said/batch": 1536.0}, "in all iterations together"),
     ("8.1", {"said/batch": 257.0}, "not the first dimension"),
@@ -460,6 +462,7 @@ ROWS: Sequence[tuple[str, dict[str, Any], str]] = (
     ("8.7", {"busy_ratio": 25 / 30}, "the ratio of step lengths"),
     ("8.7", {"busy_ratio": 5.0}, "the difference in ms"),
     ("8.7", {"op": "aten::norm"}, "aten::norm, summed over its shapes, shrank"),
+    ("8.7", {"op": "aten::norm", "gpu_ms/aten::norm": [2.0, 2.0]}, "grew less than another op's"),
     ("8.7", {"op": "aten::addmm"}, "grew less than another op's"),
     ("8.7", {"op": "aten::gelu"}, "has no op 'aten::gelu'"),
     ("8.8", {"said/reader_a": ["fewer launches", 19.8]}, ""),

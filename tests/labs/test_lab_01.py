@@ -114,6 +114,13 @@ def of_logarithms(times: list[float]) -> list[float]:
     return np.exp(logarithms.mean() + np.array([-error, error])).tolist()
 
 
+def test_the_interval_of_the_median_is_the_width_to_compare_with() -> None:
+    facts = exercise_of("1.3").measure(order_statistics)
+
+    assert [series["width"] for series in facts.values()] == [1.0, 1.0]
+    assert [series["different"] for series in facts.values()] == [200, 100]
+
+
 def test_slow_steps_alone_tell_the_mean_of_logarithms_from_the_median() -> None:
     """Its interval is no wider than it need be, but lies too high."""
     found = hint("1.3", of_logarithms)

@@ -283,6 +283,32 @@ def test_facts_of_a_report(tmp_path: Path) -> None:
     assert "not a str" in hint("7.3", Fused, **GIVEN, reports={"fused": "accept"})
 
 
+def test_a_trial_compares_the_usual_times_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the first two turns; and what watched the answer is removed."""
+    made: list[Any] = []
+    turns: list[Any] = []
+
+    class Kept(Fused):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    def interleaved(a: Any, b: Any, inputs: Any, clock: Any) -> tuple[list[float], list[float]]:
+        for each in inputs:
+            a(*each)
+            b(*each)
+            turns.append(each)
+        return [9.0, 9.0, 0.4, 0.2, 0.8], [9.0, 9.0, 0.2, 0.3, 0.1]
+
+    monkeypatch.setattr(lab_07, "interleaved", interleaved)
+    facts = exercise_of("7.3").measure(Kept, **GIVEN, reports={})
+
+    assert facts["trial"] == 0.5
+    assert len(turns) == lab_07.ROUNDS + 3
+    assert [len(series) for series in facts["losses"]] == [lab_07.KEPT] * 2
+    assert not any(part._forward_hooks for part in made[0].net)
+
+
 FIRST = """
 class Fused(Script):
     \"\"\"Words.\"\"\"

@@ -12,7 +12,7 @@ import torch
 
 from perfnb.errors import LabError
 from perfnb.labs.made_service import CARDS_PER_S, PlantedService, monday
-from tests.labs.judging import expect
+from tests.labs.judging import expect, hint
 from tests.labs.lab_09_answers import (
     by_own_clock,
     lateness,
@@ -133,6 +133,13 @@ def test_monday_is_what_the_lab_tells() -> None:
 )
 def test_an_honest_load_test(answer: Callable[..., Any], words: str) -> None:
     expect("9.4", words, answer)
+
+
+def test_cards_are_due_at_even_intervals() -> None:
+    seen: list[Sequence[float]] = []
+
+    assert hint("9.4", lambda service, due: seen.append(due) or load_test(service, due)) == ""
+    assert seen == [[0.5 * place for place in range(20)], [3.0 + 0.5 * place for place in range(10)]]
 
 
 def test_only_waiting_and_serving_take_time() -> None:

@@ -166,6 +166,7 @@ def differences(model: Any, other: Any, inputs: Any) -> Any:
         ),
         (lambda *given: differences(*given).abs().sum(), "Which two numbers does your function divide"),
         (lambda *given: float("nan"), "not a finite number"),
+        (lambda *given: True, "must be a number, not True"),
     ],
 )
 def test_the_same_answers(answer: Callable[..., Any], words: str) -> None:
