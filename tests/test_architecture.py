@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,8 @@ TAG = re.compile(
     r"</?(html|head|body|style|script|svg|div|span|p|pre|code|br|img|a|b|i|em|strong|h[1-6]|ul|ol|li"
     r"|table|thead|tbody|tr|th|td|details|summary)(\s+[\w-]+=|\s*/?>)"
 )
+#: A tag or a format that aligns, anywhere in a source.
+MAYBE_LAYOUT = re.compile(rf"{TAG.pattern}|:.?[<>^]")
 SAYS_NOTHING = re.compile(r"_*(utils?|common|helpers?|misc)")
 
 Check = Callable[[Path], list[str]]
@@ -72,22 +75,24 @@ def imports(text: str) -> frozenset[str]:
     """Return every dotted name that a source imports, also inside functions, except what only the type checker
     imports.
     """
-    nodes = [*ast.walk(ast.parse(text))]
-    typing_only = {
-        id(inner)
-        for node in nodes
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
     found: set[str] = set()
-    for node in nodes:
-        if id(node) in typing_only:
-            continue
+    for node in _statements(ast.parse(text)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return frozenset(found)
+
+
+def _statements(node: Any) -> Iterator[ast.AST]:
+    """Yield a node and the statements in it, but no expressions, and nothing that only the type checker sees."""
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        return
+    yield node
+    for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+        inner = getattr(node, part, ())
+        for each in inner if isinstance(inner, list) else ():
+            yield from _statements(each)
 
 
 def kinds(package: Path) -> list[str]:
@@ -146,11 +151,14 @@ def layout(package: Path) -> list[str]:
         name = path.relative_to(package).as_posix()
         if path.parent.name == "draw" or name in OPAQUE:
             continue
-        nodes = [*ast.walk(ast.parse(path.read_text("utf-8")))]
+        text = path.read_text("utf-8")
+        if not MAYBE_LAYOUT.search(text):  # most files, which need not be parsed
+            continue
+        nodes = [*ast.walk(ast.parse(text))]
         loose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
         for node in nodes:
-            text = node.value if isinstance(node, ast.Constant) and id(node) not in loose else None
-            if isinstance(text, str) and (tag := TAG.search(text)):
+            string = node.value if isinstance(node, ast.Constant) and id(node) not in loose else None
+            if isinstance(string, str) and (tag := TAG.search(string)):
                 wrong.setdefault(f"{name}:{node.lineno}", f"writes HTML: {tag[0]}")
             if (
                 isinstance(node, ast.FormattedValue)

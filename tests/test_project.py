@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import gzip
 import os
 import re
@@ -105,7 +104,7 @@ def test_what_is_imported_is_declared() -> None:
     declared = {IMPORT_NAMES.get(each.name, each.name.replace("-", "_")) for each in requirements()}
     used = dict[str, set[str]]()  # by the folder of the files
     for path in sources(PACKAGE):
-        names = (name.partition(".")[0] for name in imports(ast.parse(path.read_text("utf-8"))))
+        names = (name.partition(".")[0] for name in imports(path.read_text("utf-8")))
         used.setdefault(path.parent.name, set()).update(names)
     foreign = {
         COMES_WITH.get(name, name) for name in set().union(*used.values()) - set(sys.stdlib_module_names) - {"perfnb"}

@@ -37,16 +37,21 @@ MODULES = ("matplotlib.pyplot", "scipy.stats", "sklearn.datasets", "torch", "tor
 
 
 def shorten() -> None:
-    """Give every function a short default budget in this process, and freeze the objects made by imports.
+    """Give every function a short default budget in this process, let torch compute in one thread, and freeze the
+    objects made by imports.
 
-    A capture walks over all objects several times, which would take most of its time.
+    A capture walks over all objects several times, which would take most of its time. Two threads that wait for each
+    other's turn on a busy machine would take most of what is left.
     """
+    import torch
+
     from perfnb.magics import MAGICS, parser_of
     from perfnb.step import ceilings
 
     for module in MODULES:
         importlib.import_module(module)
 
+    torch.set_num_threads(1)
     for name, seconds in BUDGETS.items():
         inspect.unwrap(getattr(perfnb, name)).__kwdefaults__["budget_s"] = seconds
     perfnb.find_leaks.__kwdefaults__.update(steps=15, warmup=3)

@@ -63,11 +63,6 @@ class Idle(Fused):
         return nn.functional.cross_entropy(self.predict(batch[0]), batch[1]).detach()
 
 
-class HalfTheBatch(Fused):
-    def step(self, batch: Any) -> Any:
-        return super().step((batch[0][:8], batch[1][:8]))
-
-
 BATCHES = [
     (torch.randn(16, 8, generator=generator), torch.randint(0, 4, (16,), generator=generator))
     for generator in map(torch.Generator().manual_seed, range(4))

@@ -124,87 +124,6 @@ def cached(reader: Any, card: Any, count: int) -> Iterator[int]:
 
 
 @torch.inference_mode()
-def anew(reader: Any, card: Any, count: int) -> Iterator[int]:
-    seen = card
-    for _ in range(count):
-        character = int(reader(seen)[0][0, -1].argmax())
-        yield character
-        seen = torch.cat([seen, reader.printed[character].reshape(1, 1, 64)], 1)
-
-
-@torch.inference_mode()
-def whole_with_cache(reader: Any, card: Any, count: int) -> Iterator[int]:
-    seen, cache = card, None
-    for _ in range(count):
-        scores, cache = reader(seen, cache)
-        character = int(scores[0, -1].argmax())
-        yield character
-        seen = torch.cat([seen, reader.printed[character].reshape(1, 1, 64)], 1)
-
-
-@torch.inference_mode()
-def forgotten(reader: Any, card: Any, count: int) -> Iterator[int]:
-    new = card
-    for _ in range(count):
-        character = int(reader(new)[0][0, -1].argmax())
-        yield character
-        new = reader.printed[character].reshape(1, 1, 64)
-
-
-@torch.inference_mode()
-def first_cache(reader: Any, card: Any, count: int) -> Iterator[int]:
-    scores, cache = reader(card)
-    for _ in range(count):
-        character = int(scores[0, -1].argmax())
-        yield character
-        scores, _ = reader(reader.printed[character].reshape(1, 1, 64), cache)
-
-
-@torch.inference_mode()
-def one_by_one(reader: Any, card: Any, count: int) -> Iterator[int]:
-    cache = None
-    for place in range(card.shape[1] - 1):
-        _, cache = reader(card[:, place : place + 1], cache)
-    new = card[:, -1:]
-    for _ in range(count):
-        scores, cache = reader(new, cache)
-        character = int(scores[0, -1].argmax())
-        yield character
-        new = reader.printed[character].reshape(1, 1, 64)
-
-
-@torch.inference_mode()
-def flat(reader: Any, card: Any, count: int) -> Iterator[int]:
-    """Without the dimensions of cards and images."""
-    new, cache = card, None
-    for _ in range(count):
-        scores, cache = reader(new, cache)
-        character = int(scores[0, -1].argmax())
-        yield character
-        new = reader.printed[character]
-
-
-@torch.inference_mode()
-def flat_row(reader: Any, card: Any, count: int) -> Iterator[int]:
-    new, cache = card, None
-    for _ in range(count):
-        scores, cache = reader(new, cache)
-        character = int(scores.flatten(0, -2)[-1].argmax())
-        yield character
-        new = reader.printed[character][None]
-
-
-@torch.inference_mode()
-def one_pass_more(reader: Any, card: Any, count: int) -> Iterator[int]:
-    """The scores of the last pass are of no use."""
-    scores, cache = reader(card)
-    for _ in range(count):
-        character = int(scores[0, -1].argmax())
-        yield character
-        scores, cache = reader(reader.printed[character].reshape(1, 1, 64), cache)
-
-
-@torch.inference_mode()
 def first_place(reader: Any, card: Any, count: int) -> Iterator[int]:
     new, cache = card, None
     for _ in range(count):
@@ -212,15 +131,6 @@ def first_place(reader: Any, card: Any, count: int) -> Iterator[int]:
         character = int(scores[0, 0].argmax())
         yield character
         new = reader.printed[character].reshape(1, 1, 64)
-
-
-@torch.inference_mode()
-def same_image(reader: Any, card: Any, count: int) -> Iterator[int]:
-    new, cache = card, None
-    for _ in range(count):
-        scores, cache = reader(new, cache)
-        yield int(scores[0, -1].argmax())
-        new = card[:, -1:]
 
 
 #: Without ``inference_mode``.

@@ -203,47 +203,9 @@ def test_empty_facts_verify_nothing(exercise: Exercise) -> None:
     assert found is None or not [name for name, value in found.items() if value in ([], {}, "")], found
 
 
-@pytest.mark.parametrize(
-    ("number", "facts"),
-    [
-        ("1.2", {"cases": []}),
-        ("1.6", {"claims": {}}),
-        ("2.3", {"cases": [{}, {}]}),
-        ("2.7", {"cases": [], "ratio": 0.1}),
-        ("3.4", {"cases": [], "layers": []}),
-        ("3.7", {"cases": [], "uses": [], "ratio": 50.0}),
-        ("4.5", {"cases": [], "ratio": 0.1}),
-        ("4.8", {"said": [], "wanted": [], "training": True, "allocated": 0.0, "process": None, "batch": 1}),
-        ("5.1", {"said": {}}),
-        ("7.6", {"cases": [], "first_s": None, "can": False}),
-        ("8.2", {"cases": {}}),
-        ("8.8", {"said": {}}),
-        ("8.9", {"said": {"balance_ms": 0.0, "network_ms": 0.0}, "ranks": {}}),
-        ("8.10", {"said": {"pageable": 0.0, "pinned": 0.0, "saves_ms": 0.0}, "copied": {}, "back": []}),
-        ("9.3", {"cases": []}),
-        ("9.6", {"cases": []}),
-        ("9.9", {"cases": {}}),
-        ("10.2", {"cases": []}),
-        ("10.4", {"cases": []}),
-        ("10.5", {"cases": []}),
-        ("10.7", {"said": {"rank": 0.0, "waits_ms": 0.0}, "waits": {}}),
-        ("11.2", {"cases": []}),
-        ("11.3", {"cases": [], "graphs": 1}),
-        ("11.4", {"cases": []}),
-        ("11.8", {"cases": {}}),
-        ("12.2", {"profiles": []}),
-        ("12.3", {"said": {}}),
-        (
-            "12.4",
-            {"said": {}, "waste": {"brightness": 201.0, "cards": 2.0, "right": 2.0, "padded": 2.0}, "profiles": []},
-        ),
-        ("12.5", {"before": {"log": []}, "after": {"log": []}, "apart": 0.0}),
-        ("12.6", {"tests": []}),
-        ("12.7", {"tests": []}),
-    ],
-)
-def test_a_file_of_empty_facts_does_not_verify(tmp_path: Path, number: str, facts: Facts) -> None:
-    assert verdict(tmp_path, number, facts) == "does not follow"
+def test_a_file_of_empty_facts_does_not_verify(tmp_path: Path) -> None:
+    for number, facts in (("1.6", {"claims": {}}), ("2.3", {"cases": [{}, {}]}), ("12.6", {"tests": []})):
+        assert verdict(tmp_path, number, facts) == "does not follow"
 
 
 def verdict(folder: Path, number: str, facts: Facts) -> str:

@@ -84,6 +84,7 @@ def test_an_absolute_tolerance_is_for_numbers_near_zero() -> None:
 )
 def test_each_slip_is_named_within_the_tolerance_only(factor: float, says: str) -> None:
     assert says in usual_slip(1.009 * factor * 7.3, 7.3, 0.01)
+    assert "7.3" not in usual_slip(factor * 7.3, 7.3, 0.01)
     assert says not in usual_slip(1.012 * factor * 7.3, 7.3, 0.01)
     assert usual_slip(1.012 * factor * 7.3, 7.3, 0.01, "Look again.") == "Look again."
 

@@ -12,7 +12,7 @@ import pytest
 
 from perfnb.labs import lab_01, workloads
 from perfnb.labs.ledger import exercise_of
-from tests.labs.judging import an_ab_test, hint, said_of
+from tests.labs.judging import an_ab_test, expect, hint, said_of
 from tests.labs.planted import Clock
 
 Number = Callable[..., Any]
@@ -67,15 +67,10 @@ def test_a_stopwatch_is_accepted(clock: Callable[[], float]) -> None:
     ("answer", "says"),
     [
         (clocked(CLOCK.perf_counter, 1.0), "seconds"),
-        (clocked(CLOCK.perf_counter, 1e6), "microseconds"),
         (clocked(CLOCK.process_time, 1e3), "waits"),
         (clocked(CLOCK.perf_counter, 1e3, runs=2), "2 times"),
-        (clocked(CLOCK.perf_counter, 5e2), "subtract two readings"),
-        (clocked(CLOCK.perf_counter, -1e3), "subtract two readings"),
         (remembering(), "0 times"),
-        (lambda step: None, "no value"),
         (0.25, "function itself"),
-        (lambda: 1.0, "TypeError"),
     ],
 )
 @pytest.mark.usefixtures("_clock")
@@ -97,17 +92,10 @@ def test_the_usual_step_is_accepted() -> None:
         (lambda times, warmup: statistics.median(times), "still includes"),
         (lambda times, warmup: statistics.median(times[:-warmup]), "warm-up steps gone"),
         (lambda times, warmup: statistics.median(times[:warmup]), "warm-up steps gone"),
-        (lambda times, warmup: statistics.median(times[20:]), "drop exactly"),
-        (lambda times, warmup: statistics.median(times[len(times) // 3 :]), "drop exactly"),
-        (lambda times, warmup: statistics.median(times[warmup - 1 :]), "drop exactly"),
         (lambda times, warmup: statistics.median(times[warmup + 1 :]), "drop exactly"),
-        (lambda times, warmup: np.quantile(times, 0.4), "drop exactly"),
         (lambda times, warmup: np.quantile(times[warmup:], 0.4), "too low"),
-        (lambda times, warmup: np.quantile(times[warmup:], 0.48), "too low"),
         (lambda times, warmup: np.quantile(times[warmup:], 0.55), "too high"),
-        (lambda times, warmup: statistics.median(times[warmup:]) / 2, "0.5 times"),
         (lambda times, warmup: statistics.median(times[warmup:]) / 1e3, "another unit"),
-        (lambda times, warmup: 10.0, "50 times the typical step. Do"),
     ],
 )
 def test_another_figure_is_not(answer: Number, says: str) -> None:
@@ -119,59 +107,18 @@ def order_statistics(times: list[float]) -> tuple[float, float]:
     return ordered[22], ordered[38]
 
 
-def bootstrap(times: list[float]) -> list[float]:
-    draws = np.random.default_rng(0).choice(times, (1000, len(times)))
-    return np.quantile(np.median(draws, axis=1), [0.025, 0.975]).tolist()
-
-
-def remembered(interval: Number) -> Number:
-    """That of the first times, ever after."""
-    known: list[tuple[float, float]] = []
-
-    def answer(times: list[float]) -> tuple[float, float]:
-        known.append(interval(times))
-        return known[0]
-
-    return answer
-
-
-def by_tosses(times: list[float]) -> tuple[float, float]:
-    ordered, heads = sorted(times), np.random.default_rng(0).binomial(len(times), 0.5, 10_000)
-    low, high = np.quantile(heads, [0.025, 0.975]).astype(int)
-    return ordered[low - 1], ordered[high]
-
-
-def about(spread: Callable[[list[float]], float], middle: Callable[[list[float]], float] = statistics.median) -> Number:
-    return lambda times: (middle(times) - spread(times), middle(times) + spread(times))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("answer", [order_statistics, bootstrap, by_tosses])
-def test_an_interval_of_the_median_is_accepted(answer: Number) -> None:
-    assert hint("1.3", answer) == ""
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        about(lambda times: 1.96 * statistics.stdev(times) / len(times) ** 0.5),
-        about(lambda times: 2 * statistics.stdev(times) / len(times) ** 0.5),
-        about(lambda times: 1.2533 * 1.96 * statistics.stdev(times) / len(times) ** 0.5),
-    ],
-)
-def test_the_standard_error_of_the_mean_is_no_interval_of_the_median(answer: Number) -> None:
-    """Where no step is very slow, it comes near one; a few slow steps tell them apart."""
-    found = hint("1.3", answer)
-
-    assert "every 9th step takes 6 times as long" in found
-    assert "any interval of the *mean*" in found
-
-
 def of_logarithms(times: list[float]) -> list[float]:
     """The standard error of the mean, of logarithms: right where those are normal, as all are without slow steps."""
     logarithms = np.log(times)
     error = 1.96 * logarithms.std(ddof=1) / len(times) ** 0.5
     return np.exp(logarithms.mean() + np.array([-error, error])).tolist()
+
+
+def test_the_interval_of_the_median_is_the_width_to_compare_with() -> None:
+    facts = exercise_of("1.3").measure(order_statistics)
+
+    assert [series["width"] for series in facts.values()] == [1.0, 1.0]
+    assert [series["different"] for series in facts.values()] == [200, 100]
 
 
 def test_slow_steps_alone_tell_the_mean_of_logarithms_from_the_median() -> None:
@@ -181,21 +128,10 @@ def test_slow_steps_alone_tell_the_mean_of_logarithms_from_the_median() -> None:
     assert "every 9th step takes 6 times as long, your interval contained the true median in 79 %" in found
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        lambda times: (min(times), max(times)),
-        lambda times: np.quantile(times, [0.25, 0.75]),
-        about(lambda times: 2 * statistics.stdev(times)),
-        about(lambda times: 1.96 * statistics.stdev(times) / len(times) ** 0.5, statistics.mean),
-        about(lambda times: 0.01 * statistics.median(times)),
-        about(lambda times: (order_statistics(times)[1] - order_statistics(times)[0]) / 4),
-        lambda times: tuple(reversed(order_statistics(times))),
-        lambda times: statistics.median(times),
-    ],
-)
-def test_another_interval_is_not(answer: Number) -> None:
-    assert hint("1.3", answer)
+def by_the_standard_error(times: list[float]) -> tuple[float, float]:
+    """Near an interval of the median where no step is very slow."""
+    middle, spread = statistics.median(times), 1.96 * statistics.stdev(times) / len(times) ** 0.5
+    return middle - spread, middle + spread
 
 
 def without_replacement(times: list[float]) -> list[float]:
@@ -214,20 +150,14 @@ def without_replacement(times: list[float]) -> list[float]:
         (lambda times: (statistics.median(times),) * 2, "always the median of the series"),
         (lambda times: tuple(reversed(order_statistics(times))), "in 100 % of the series your first end"),
         (lambda times: np.quantile(times, [0.25, 0.75]), "Is it the range of single steps"),
+        (by_the_standard_error, "any interval of the *mean*"),
+        (lambda times: (9.0, 11.0), "the same for different times"),
+        (statistics.median, "Return two numbers"),
+        (order_statistics, ""),
     ],
 )
 def test_the_hint_fits_the_interval(answer: Number, says: str) -> None:
-    assert says in hint("1.3", answer)
-
-
-@pytest.mark.parametrize("answer", [remembered(order_statistics), lambda times: (9.0, 11.0)])
-def test_an_interval_of_other_times_is_not(answer: Number) -> None:
-    assert "the same for different times" in hint("1.3", answer)
-
-
-def test_shares_are_written_as_everywhere() -> None:
-    assert "the true median in 22 %, " in hint("1.3", lambda times: np.quantile(times, [0.48, 0.52]))
-    assert "where b takes 80 % of a's time" in hint("1.4", in_turns(lambda pair: pair % 2 == 0, lambda a, b: 1.0))
+    expect("1.3", says, answer)
 
 
 def in_turns(choose: Callable[[int], bool], combine: Callable[[list[float], list[float]], float]) -> Number:
@@ -263,10 +193,9 @@ def tossed(seed: int) -> Callable[[int], bool]:
     return lambda pair: bool(generator.random() < 0.5)
 
 
-@pytest.mark.parametrize("combine", [paired, of_medians])
-@pytest.mark.parametrize("choose", [*map(tossed, range(5)), lambda pair: pair % 2 == 0])
-def test_pairs_in_changing_order_are_accepted(choose: Callable[[int], bool], combine: Number) -> None:
-    assert hint("1.4", in_turns(choose, combine)) == ""
+@pytest.mark.parametrize("answer", [TURNS, in_turns(tossed(0), paired), in_turns(tossed(1), of_medians)])
+def test_pairs_in_changing_order_are_accepted(answer: Number) -> None:
+    assert hint("1.4", answer) == ""
 
 
 @pytest.mark.parametrize(
@@ -274,14 +203,9 @@ def test_pairs_in_changing_order_are_accepted(choose: Callable[[int], bool], com
     [
         (one_after_the_other, "order"),
         (in_turns(lambda pair: True, paired), "order"),
-        (in_turns(lambda pair: False, paired), "order"),
         (in_turns(lambda pair: pair % 2 == 0, lambda a, b: 1 / paired(a, b)), "wrong way round"),
         (in_turns(lambda pair: pair % 2 == 0, lambda a, b: statistics.median(b) - statistics.median(a)), "a ratio"),
-        (in_turns(lambda pair: pair % 2 == 0, lambda a, b: 100 * paired(a, b)), "a ratio"),
-        (in_turns(lambda pair: pair % 2 == 0, lambda a, b: 2 * paired(a, b)), "a ratio"),
         (lambda run_a, run_b, pairs: run_b() / run_a(), "ran a 1 times and b 1 times"),
-        (lambda run_a, run_b, pairs: 1.0, "0 times"),
-        (lambda run_a, run_b, pairs: TURNS(run_a, run_b, pairs // 2), "ran a 500 times and b 500 times"),
         (lambda run_a, run_b, pairs: TURNS(run_a, run_a, pairs), "b 0 times"),
     ],
 )
@@ -293,23 +217,9 @@ def an_aa_test(detectable: float) -> Any:
     return an_ab_test(a_ms=[1.0] * 8, b_ms=[1.0] * 8, check=None, smallest_detectable=detectable)
 
 
-@pytest.mark.parametrize("detectable", [0.004, 0.01, 0.037, 0.4])
-def test_what_a_test_could_find_is_accepted(detectable: float) -> None:
-    answer = {"smallest_percent": round(100 * detectable, 1), "sees_one_percent": detectable <= 0.01}
-
-    assert hint("1.5", answer, test=an_aa_test(detectable)) == ""
-
-
 @pytest.mark.parametrize(
     ("percent", "sees", "says"),
     [
-        (0.037, False, "give percent"),
-        (7.4, False, "twice"),
-        (1.85, False, "half"),
-        (0.1, False, "smallest_percent"),
-        (3.7, True, "sees_one_percent"),
-        (3.7, "no", "True or False"),
-        (..., False, "no value"),
         (..., ..., "no answer"),
         (3.7, ..., "True or False"),
     ],
@@ -320,6 +230,7 @@ def test_what_it_could_not_is_not(percent: Any, sees: Any, says: str) -> None:
 
 def test_a_test_is_needed() -> None:
     answer = {"smallest_percent": 3.7, "sees_one_percent": False}
+    assert hint("1.5", answer, test=an_aa_test(0.037)) == ""
     made_up = SimpleNamespace(smallest_detectable=0.037, ratio_ci=(0.9, 1.1), verdict="same", ratio=1.0, pairs=[1] * 8)
 
     assert "test=NAME" in hint("1.5", answer, test=made_up)
@@ -367,9 +278,6 @@ def test_no_claims_are_none_judged(claims: dict[str, Any]) -> None:
     ("change", "says"),
     [
         ({"spread": "faster"}, "Claim spread"),
-        ({"square": "faster"}, "Claim square"),
-        ({"mean": "not shown"}, "Claim mean"),
-        ({"mean": "wrong result"}, "Claim mean"),
         ({"mean": "quicker"}, "one of"),
         ({"other": "faster"}, "keys"),
     ],

@@ -12,10 +12,7 @@ import torch
 from torch import nn
 
 from perfnb import Profile, Timing, profile_step
-from perfnb.labs.lab_03 import LINEAR
-from perfnb.labs.ledger import exercise_of
-from perfnb.results import Roofline
-from tests.labs.judging import expect, hint, said_of
+from tests.labs.judging import expect, hint
 from tests.labs.planted import plant
 
 Count = Callable[..., Any]
@@ -29,19 +26,13 @@ def linear(batch: int, inputs: int, outputs: int) -> int:
     ("answer", "says"),
     [
         (linear, ""),
-        (lambda b, i, o: float(linear(b, i, o)), ""),
         (lambda b, i, o: b * i * o, "half"),
-        (lambda b, i, o: 2 * linear(b, i, o), "twice"),
         (lambda b, i, o: 3 * linear(b, i, o), "three times"),
-        (lambda b, i, o: linear(b, i + 1, o), "It includes the bias"),
         (lambda b, i, o: linear(b, i, o) + o, "It includes the bias"),
+        (lambda b, i, o: linear(b, i + 1, o), "It includes the bias"),
         (lambda b, i, o: linear(b, i, o) - b * o, "one addition less"),
         (lambda b, i, o: 2 * 7 * 14 * 29, "does not match"),
         (lambda b, i, o: linear(b, i, o) + b * o, "bias"),
-        (lambda b, i, o: 2 * i * o, "does not match"),
-        (lambda b, i, o: linear(b, i, o) / 1e6, "units"),
-        (lambda b, i, o: linear(32, 784, 10), "does not match"),
-        (lambda b, i, o: None, "no value"),
     ],
 )
 def test_arithmetic_of_a_linear_layer(answer: Count, says: str) -> None:
@@ -59,8 +50,6 @@ def conv(batch: int, inputs: int, outputs: int, kernel: int, height: int, width:
         (lambda *sizes: conv(*sizes) // 2, "half"),
         (lambda *sizes: 3 * conv(*sizes), "three times"),
         (lambda b, i, o, k, h, w: conv(b, i, o, 1, h, w), "does not match"),
-        (lambda b, i, o, k, h, w: 2 * b * h * w * i * o * k, "does not match"),
-        (lambda b, i, o, k, h, w: conv(b, 1, o, k, h, w), "does not match"),
         (lambda b, i, o, k, h, w: conv(b, i, o, k, h - k + 1, w - k + 1), "does not match"),
     ],
 )
@@ -69,7 +58,7 @@ def test_arithmetic_of_a_convolution(answer: Count, says: str) -> None:
 
 
 @pytest.mark.parametrize(("number", "of"), [("3.1", linear), ("3.2", conv)])
-@pytest.mark.parametrize("factor", [0.5, 1 / 3, 2 / 3, 1.5, 2, 3])
+@pytest.mark.parametrize("factor", [0.5, 3])
 def test_of_a_forward_pass_no_direction_is_spoken(number: str, of: Count, factor: float) -> None:
     found = hint(number, lambda *sizes: factor * of(*sizes))
 
@@ -89,6 +78,7 @@ def forward(batch: int, widths: Sequence[int]) -> int:
         (forward, "only the forward pass"),
         (lambda b, widths: 2 * forward(b, widths), "does not match"),
         (lambda b, widths: (3 * forward(b, widths) - linear(b, *widths[:2])) / 2, "half"),
+        (lambda b, widths: forward(b, widths) - linear(b, *widths[:2]) / 3, "a factor of three"),
         (lambda b, widths: 9 * forward(b, widths) - 3 * linear(b, *widths[:2]), "a factor of three"),
         (lambda b, widths: 4.5 * forward(b, widths) - 1.5 * linear(b, *widths[:2]), "a factor of 1.5"),
         (lambda b, widths: 3 * forward(b, widths) - linear(b, *widths[-2:]), "does not match"),
@@ -106,27 +96,10 @@ def moved(batch: int, inputs: int, outputs: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (moved, ""),
-        (lambda *sizes: moved(*sizes) if sizes in LINEAR else moved(1, *sizes[1:]), "net.0 of your profile, (8, 32"),
-        (lambda *sizes: moved(*sizes) if sizes != (8, 16, 4) else moved(8, 16, 16), "net.2 of your profile"),
-        (lambda *sizes: moved(*sizes) // 4, "how many bytes"),
-        (lambda *sizes: moved(*sizes) * 8, "bits"),
-        (lambda *sizes: moved(*sizes) * 2, "twice"),
-        (lambda b, i, o: moved(b, i, o) - 4 * b * o, "The output is missing"),
-        (lambda b, i, o: moved(b, i, o) - 4 * b * i, "The input is missing"),
-        (lambda b, i, o: 4 * i * o, "does not match"),
-    ],
-)
-def test_bytes_of_a_linear_layer(profile: Profile, answer: Count, says: str) -> None:
-    expect("3.4", says, answer, profile=profile, network=NETWORK)
-
-
-@pytest.mark.slow
-def test_bytes_of_a_profile(profile: Profile) -> None:
+def test_bytes_of_a_profile() -> None:
     """What the judge adds to the products is what a profile counts of a layer with a bias, to the last byte."""
+    profile = profiled()
+    assert hint("3.4", moved, profile=profile, network=NETWORK) == ""
     batch, widths = NETWORK
     counted = profile.layers.loc[["net.0", "net.2"], "moved_bytes"]
 
@@ -135,54 +108,16 @@ def test_bytes_of_a_profile(profile: Profile) -> None:
         assert found == products * moved(batch, *sizes) + 4 * sizes[1] + gradient_of_bias
 
 
-@pytest.mark.slow
-def test_bytes_need_the_profile_of_the_network(profile: Profile) -> None:
-    assert "profile=p" in hint("3.4", moved, profile="p", network=NETWORK)
-    assert "network=(BATCH, WIDTHS)" in hint("3.4", moved, profile=profile, network=8)
-    assert "of that network" in hint("3.4", moved, profile=profile, network=(8, (32, 16, 16)))
-    assert "of that network" in hint("3.4", moved, profile=profile, network=(8, (32, 16)))
-    assert "of that network" in hint("3.4", moved, profile=profiled(flops=False), network=NETWORK)
-
-
 NETWORK = (8, (32, 16, 4))
 
 
-def profiled(flops: bool = True) -> Profile:
+def profiled() -> Profile:
     net, x = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 4)), torch.randn(8, 32)
 
     def step() -> None:
         net(x).square().mean().backward()
 
-    return profile_step(step, model={"net": net}, warmup=1, steps=1, traced=1, memory=False, flops=flops)
-
-
-@pytest.fixture(scope="module")
-def profile() -> Profile:
-    return profiled()
-
-
-@pytest.fixture(scope="module")
-def roofline(profile: Profile) -> Roofline:
-    assert profile.roofline is not None
-    return profile.roofline
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (lambda f, b, peak, bandwidth: max(f / peak, b / bandwidth), ""),
-        (lambda f, b, peak, bandwidth: f / min(peak, f / b * bandwidth), ""),
-        (lambda f, b, peak, bandwidth: f / peak + b / bandwidth, "add"),
-        (lambda f, b, peak, bandwidth: min(f / peak, b / bandwidth), "shorter"),
-        (lambda f, b, peak, bandwidth: f / peak, "shorter"),
-        (lambda f, b, peak, bandwidth: 1e3 * max(f / peak, b / bandwidth), "milliseconds"),
-        (lambda f, b, peak, bandwidth: 2 * max(f / peak, b / bandwidth), "not the minimum"),
-        (lambda f, b, peak, bandwidth: f / b, "not the minimum"),
-    ],
-)
-def test_the_least_time(roofline: Roofline, answer: Count, says: str) -> None:
-    expect("3.5", says, answer, roofline=roofline)
+    return profile_step(step, model={"net": net}, warmup=1, steps=1, traced=1, memory=False)
 
 
 def test_a_roofline_is_needed() -> None:
@@ -213,15 +148,6 @@ RIGHT = {"arithmetic": 100, "time": 25.0, "not_arithmetic": 0.75}
     ("change", "says"),
     [
         ({}, ""),
-        ({"time": 25.4}, ""),
-        ({"arithmetic": 10}, "arithmetic is not"),
-        ({"arithmetic": 0.01}, "arithmetic is not"),
-        ({"time": 0.04}, "inverse"),
-        ({"time": 50.0}, "twice"),
-        ({"time": 100.0}, "time is not"),
-        ({"not_arithmetic": 0.25}, "not_arithmetic"),
-        ({"not_arithmetic": 75}, "percent"),
-        ({"not_arithmetic": 0.375}, "half"),
         ({"not_arithmetic": ...}, "no value"),
     ],
 )
@@ -234,11 +160,7 @@ def test_a_hundred_times_smaller(change: dict[str, Any], says: str) -> None:
     ("given", "says"),
     [
         ({"big": SMALL, "small": BIG}, "big_step and small_step"),
-        ({"big": BIG, "small": BIG}, "big_step and small_step"),
-        ({"big": SMALL, "small": SMALL}, "big_step and small_step"),
-        ({"big": SMALL, "small": BIG, "steps": STEPS[::-1]}, "The steps need 20 and 2,000 FLOPs"),
         ({"steps": (STEPS[0], STEPS[0])}, "The steps need 2,000 and 2,000 FLOPs"),
-        ({"steps": (STEPS[0], lambda: None)}, "The steps need 2,000 and 0 FLOPs"),
         ({"steps": ()}, "two steps"),
         ({"big": SimpleNamespace(median_ms=5.0)}, "perfnb.time_step"),
     ],
@@ -258,16 +180,3 @@ def test_arithmetic_is_counted() -> None:
 
     assert hint("3.6", {"arithmetic": 50, "time": 25.0, "not_arithmetic": 0.5}, big=BIG, small=SMALL, steps=steps) == ""
     assert "arithmetic is not" in hint("3.6", RIGHT, big=BIG, small=SMALL, steps=steps)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_timed")
-def test_facts_hold_in_json(profile: Profile) -> None:
-    """So that a teacher can judge them again."""
-    every: dict[str, tuple[Any, dict[str, Any]]] = {
-        "3.4": (moved, {"profile": profile, "network": NETWORK}),
-        "3.5": (lambda f, b, peak, bandwidth: max(f / peak, b / bandwidth), {"roofline": profile.roofline}),
-        "3.6": (RIGHT, {"big": BIG, "small": SMALL, "steps": STEPS}),
-    }
-    for number, (answer, evidence) in every.items():
-        assert said_of(number, exercise_of(number).measure(answer, **evidence)) == "", number

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from perfnb.labs import lab_03
-from perfnb.labs.exercise import Facts
 from perfnb.labs.lab_03 import libraries_used
 from perfnb.labs.ledger import exercise_of
 from tests.labs.judging import expect, hint, said_of
@@ -33,14 +32,6 @@ def _slow_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loops take fifty times as long as torch, and less is computed."""
     plant(monkeypatch, 1.0, 50.0)
     monkeypatch.setattr(lab_03, "TIMED", 2)
-
-
-def one_row_repeated(a: Matrix, b: Matrix) -> Matrix:
-    product = [[0.0] * len(b[0])] * len(a)
-    for i, row in enumerate(matmul(a, b)):
-        for j, value in enumerate(row):
-            product[i][j] = value
-    return product
 
 
 def remembering() -> Callable[[Matrix, Matrix], Matrix]:
@@ -78,7 +69,6 @@ def in_place(a: Matrix, b: Matrix) -> Matrix:
         (matmul, ""),
         (lambda a, b: (torch.tensor(a) @ torch.tensor(b)).tolist(), "uses torch"),
         (lambda a, b: [[float(np.dot(row, column)) for column in zip(*b, strict=True)] for row in a], "uses numpy"),
-        (one_row_repeated, "`[[0] * columns] * rows` does that"),
         (lambda a, b: torch.tensor(a) @ torch.tensor(b), "a list of rows, each a list of numbers; you return a Tensor"),
         (lambda a, b: sum(map(sum, matmul(a, b))), "you return a float"),
         (lambda a, b: [list(row) for row in zip(*matmul(a, b), strict=True)], "3 rows and 2 columns; yours is 2 x 3"),
@@ -93,19 +83,10 @@ def in_place(a: Matrix, b: Matrix) -> Matrix:
         (lambda a, b: a[5], "For a 3 x 4 and a 4 x 2 matrix: Your code raised IndexError"),
         (in_place, "changes"),
         (lambda a, b: None, "nothing yet"),
-        (lambda a, b: b[len(b)], "IndexError"),
     ],
 )
 def test_loops(answer: Count, says: str) -> None:
     expect("3.7", says, answer)
-
-
-def test_what_is_as_fast_as_torch_is_no_loop() -> None:
-    """A library that nobody has thought of."""
-    facts: Facts = exercise_of("3.7").measure(matmul)
-
-    assert "only 0.9 times as long" in said_of("3.7", facts | {"ratio": 0.9})
-    assert said_of("3.7", facts | {"ratio": 2.0}) == ""
 
 
 def dot(row: Any, column: Any) -> float:
@@ -229,14 +210,6 @@ GAINS = {"row_product": 3.0, "numpy": 400.0, "torch": 2.5, "all_rungs": 3000.0}
     [
         ({}, ""),
         ({"row_product": np.int64(3), "numpy": torch.tensor(400), "torch": np.float32(2.5)}, ""),
-        ({"row_product": 1 / 3}, "row_product: that is the share of the time that is left"),
-        ({"numpy": 1200.0}, "compare it with the rung before"),
-        ({"row_product": 40.0}, "the difference in ms"),
-        ({"torch": 0.4}, "torch: that is the share of the time that is left"),
-        ({"torch": 7.0}, "not the time of numpy divided by its own"),
-        ({"all_rungs": 405.5}, "do not add up"),
-        ({"all_rungs": 1 / 3000}, "all_rungs: that is the share"),
-        ({"all_rungs": 1200.0}, "the first rung divided by that of the last"),
         ({"numpy": None}, "no value"),
     ],
 )

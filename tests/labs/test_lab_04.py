@@ -14,11 +14,10 @@ from torch import nn
 
 from perfnb import Profile, estimate_memory, profile_step
 from perfnb.labs import lab_04
-from perfnb.labs.exercise import Facts
 from perfnb.labs.lab_04 import saved_bytes, trained_bytes
 from perfnb.labs.ledger import exercise_of
 from perfnb.recording.schema import CATEGORIES
-from tests.labs.judging import expect_of, hint
+from tests.labs.judging import hint
 from tests.labs.lab_04_answers import stepping
 
 MIB = 2**20
@@ -51,29 +50,6 @@ def at_its_peak(profile: Profile) -> dict[str, Any]:
 def test_the_peak(profile: Profile) -> None:
     assert hint("4.1", at_its_peak(profile), profile=profile) == ""
     assert at_its_peak(profile)["sum_of_most"] > at_its_peak(profile)["most"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "value", "says"),
-    [
-        ("most", lambda memory: memory["process"].max(), "whole process"),
-        ("most", lambda memory: memory["total"].iloc[-1], "starts or ends"),
-        ("most", lambda memory: memory[list(CATEGORIES)].max().sum(), "same instant"),
-        ("most", lambda memory: memory["total"].max() / MIB, "unit"),
-        ("most", lambda memory: memory["total"].max() / 2, "half"),
-        ("most", lambda memory: memory["total"].sum(), "what the question asks"),
-        ("most", lambda memory: "much", "must be a number"),
-        ("sum_of_most", lambda memory: memory["total"].max(), "each category's maximum"),
-        ("sum_of_most", lambda memory: memory[list(CATEGORIES)].max().sum() / 2**10, "unit"),
-        ("phase", lambda memory: "forward", "Memory tab"),
-        ("phase", lambda memory: 3, "text in quotes"),
-    ],
-)
-def test_what_is_not_the_peak(profile: Profile, name: str, value: Callable[..., Any], says: str) -> None:
-    answer = at_its_peak(profile) | {name: value(profile.memory)}
-
-    assert says in hint("4.1", answer, profile=profile)
 
 
 def by_rule(model: nn.Module, parameter: float = 4, gradient: float = 4, state: float = 8) -> dict[str, float]:
@@ -119,16 +95,12 @@ def weights_alone(model: nn.Module) -> dict[str, int]:
     ("answer", "says"),
     [
         (by_rule, "frozen"),
-        (lambda model: by_rule(model, state=4), "half"),
-        (lambda model: by_rule(model, parameter=8), "twice"),
         (lambda model: by_rule(model, 1, 1, 2), "plain"),
         (lambda model: by_rule(model, 4 / MIB, 4 / MIB, 8 / MIB), "not KiB"),
         (lambda model: counted(model) | {"gradients": 0}, "gradients differ from what a step leaves"),
         (weights_alone, "weights and biases"),
         (without_buffers, "buffers"),
         (shared_twice, "exists only once"),
-        (lambda model: by_rule(layered()), "plain"),
-        (lambda model: {"parameters": 1}, "missing gradients"),
         (lambda model: None, "dictionary"),
     ],
 )
@@ -181,9 +153,6 @@ def test_the_profile_counts_the_same(profile: Profile) -> None:
         (lambda batch, widths, activation: kept(batch, widths, activation) / 4, "float32"),
         (lambda batch, widths, activation: kept(1, widths, activation), "a single row"),
         (lambda batch, widths, activation: kept(batch, widths, activation) / 2**10, "autograd keeps"),
-        (lambda batch, widths, activation: kept(batch, widths, activation) * 1000, "units"),
-        (lambda batch, widths, activation: 7680, "autograd keeps"),
-        (lambda batch, widths, activation: None, "no value"),
         (7680, "function itself"),
     ],
 )
@@ -233,36 +202,12 @@ def test_which_batches_are_run(monkeypatch: pytest.MonkeyPatch, batch: int, fixe
     assert facts == {"batch": batch, "peaks": peaks}
 
 
-def peaks(batch: int, peak_mib: float, other_mib: float) -> Facts:
-    """With a batch that fits a larger one was run, and with one that does not fit the one below."""
-    other = -(-batch * 103 // 100) if peak_mib <= 16 else batch - 1
-    return {"batch": batch, "peaks": {str(batch): int(peak_mib * MIB), str(other): int(other_mib * MIB)}}
-
-
-@pytest.mark.parametrize(
-    ("facts", "says"),
-    [
-        (peaks(1400, 15.8, 16.2), ""),
-        (peaks(1400, 16.0, 16.4), ""),
-        (peaks(1489, 16.001, 15.998), "which way do you round"),
-        (peaks(1500, 16.1, 16.09), "both points"),  # off the line, as with a point where Adam has the peak
-        (peaks(1300, 15.2, 15.7), "so does one"),  # 16 million bytes
-        (peaks(700, 9.8, 9.9), "so does one"),
-    ],
-)
-def test_a_batch_by_its_peak(facts: Facts, says: str) -> None:
-    expect_of("4.4", says, facts)
-
-
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
         (1488.0, "give an int: 1488.0 is a float"),
-        (1400.5, "whole number"),
         (0, "from 1 to"),
         (1_400_000, "10,000"),
-        ("1400", "must be a number"),
-        (..., "yet"),
     ],
 )
 def test_what_is_no_batch(answer: Any, says: str) -> None:

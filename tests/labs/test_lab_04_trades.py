@@ -16,12 +16,11 @@ from torch.utils.checkpoint import checkpoint
 
 from perfnb import Profile, profile_step
 from perfnb.labs import lab_04
-from perfnb.labs.exercise import Facts
 from perfnb.labs.ledger import exercise_of
 from perfnb.results import Leaks
 from perfnb.stats.slope import Slope
-from tests.labs.judging import an_ab_test, expect, expect_of, hint, said_of
-from tests.labs.lab_04_answers import outputs, stepping
+from tests.labs.judging import expect, expect_of, hint
+from tests.labs.lab_04_answers import outputs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -154,15 +153,12 @@ def test_a_right_tower_is_measured_as_it_trains_the_batch(
     ("run", "says"),
     [
         (lambda blocks, x: each_checkpointed(blocks[::2], x), "differs"),
-        (lambda blocks, x: x, "differs"),
         (in_half_precision, "differs"),
         (remembering(), "differs"),
         (in_place, "The tower changes its input"),
         (without_gradients, "gradient"),
         (cut_in_between, "gradient"),
         (reentrant, "gradient"),
-        (lambda blocks, x: None, "nothing yet"),
-        (lambda blocks, x: blocks[9](x), "IndexError"),
     ],
 )
 def test_a_tower_that_is_not_the_same(blocks: nn.ModuleList, run: Callable[..., Any], says: str) -> None:
@@ -181,77 +177,6 @@ def test_a_function_is_no_tower(blocks: nn.ModuleList, answer: Any) -> None:
     assert "both modules and a batch" in hint("4.5", answer, plain=Tower(blocks, one_by_one), rows=ROWS)
 
 
-PRICE: Facts = {
-    "plain": {"peak": 12_000_000, "with_others": 42_000_000, "flops": [100, 200, 0]},
-    "checkpointed": {"peak": 4_000_000, "with_others": 33_180_000, "flops": [100, 200, 50]},
-    "time": 1.2,
-    "check": "",
-}
-
-
-RATIOS = {"memory": 1 / 3, "arithmetic": 350 / 300, "time": 1.2}
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({}, ""),
-        ({"arithmetic": 1.17}, ""),
-        ({"memory": 0.79}, "peak_bytes leaves"),
-        ({"memory": 3.0}, "memory is the inverse"),
-        ({"memory": 2 / 3}, "only the change"),
-        ({"memory": 33.3}, "percent"),
-        ({"memory": 4e6}, "memory is not"),
-        ({"arithmetic": 1.0}, "its own column"),
-        ({"arithmetic": 4 / 3}, "the textbook's 4/3"),
-        ({"arithmetic": 1.25}, "arithmetic is not"),
-        ({"arithmetic": 1 / 3}, "only the forward pass"),
-        ({"arithmetic": 0.5 / 3}, "only the change"),
-        ({"arithmetic": 300 / 350}, "arithmetic is the inverse"),
-        ({"time": 1 / 1.2}, "time is the inverse"),
-        ({"time": 120.0}, "percent"),
-        ({"time": 2.4}, "twice"),
-    ],
-)
-def test_the_price(change: dict[str, float], says: str) -> None:
-    expect_of("4.6", says, PRICE | {"said": RATIOS | change})
-
-
-@pytest.mark.parametrize(
-    ("facts", "says"),
-    [
-        ({"plain": PRICE["checkpointed"], "checkpointed": PRICE["plain"]}, "plain=plain"),
-        ({"checkpointed": PRICE["plain"]}, "recomputes nothing"),
-        ({"plain": {"peak": 1, "flops": [0, 0, 0]}}, "no FLOPs"),
-        ({"check": None}, "check=1e-3"),
-        ({"check": "they differ."}, "return different results: they differ."),
-    ],
-)
-def test_measurements_that_tell_no_price(facts: Facts, says: str) -> None:
-    assert says in said_of("4.6", PRICE | facts | {"said": RATIOS})
-
-
-@pytest.mark.deep
-@pytest.mark.slow
-def test_the_price_of_two_profiles(blocks: nn.ModuleList) -> None:
-    plain, light = (short(stepping(Tower(blocks, run), 256, 16)) for run in (one_by_one, each_checkpointed))
-    test = an_ab_test(ratio=1.2, ratio_ci=None)
-    own = [int((each.memory["total"] - each.memory["other"]).max()) for each in (plain, light)]
-    # Each of 8 blocks has 2 products in forward and 4 in backward, but for the gradient of the data; 1 is repeated.
-    ratios = {"memory": own[1] / own[0], "arithmetic": (16 + 31 + 8) / (16 + 31), "time": 1.2}
-
-    assert hint("4.6", ratios, plain=plain, checkpointed=light, test=test) == ""
-    for made_up in (1.2, SimpleNamespace(ratio=1.2, ratio_ci=None, check="")):
-        assert "Pass the test" in hint("4.6", ratios, plain=plain, checkpointed=light, test=made_up)
-    assert "only the forward pass" in hint(
-        "4.6", ratios | {"arithmetic": 16 / 47}, plain=plain, checkpointed=light, test=test
-    )
-    assert "memory is the inverse" in hint(
-        "4.6", ratios | {"memory": own[0] / own[1]}, plain=plain, checkpointed=light, test=test
-    )
-    assert "plain=plain" in hint("4.6", ratios, plain=light, checkpointed=plain, test=test)
-
-
 def found_leaks(verdict: str = "leak") -> Leaks:
     rows = [("net.body.3", 131072.0), ("net", 4.0)]
     return Leaks(
@@ -268,18 +193,7 @@ def found_leaks(verdict: str = "leak") -> Leaks:
     ("layer", "kib", "says"),
     [
         ("net.body.3", 128.0, ""),
-        ("net.body.3", 131076 / 1024, ""),
-        ("net.body.3", 131076, "another unit"),
-        ("net.body.3", 0.125, "another unit"),
-        ("net.body.3", 128 * 40, "all steps"),
-        ("net.body.3", 4 / 1024, "the list's own size"),
-        ("net.body.3", 134, "growth of the whole process"),
         ("net.body.3", 133.3, "seems to be the growth of the whole process"),
-        ("net.body.3", 64, "half"),
-        ("net.body.3", 256, "twice"),
-        ("net", 128, "not the largest part"),
-        ("monitor", 128, "Nothing allocated in 'monitor' leaks"),
-        ("body.3", 128, "from leaks.survivors"),
         (3, 128, "text in quotes"),
     ],
 )
@@ -337,19 +251,14 @@ def test_a_monitor_by_its_memory(monitor: Callable[..., Any], says: str) -> None
 @pytest.mark.parametrize(
     ("monitor", "says"),
     [
-        (monitor_of(lambda strengths, output: None), "has 0 values"),
         (monitor_of(lambda strengths, output: strengths.append(strength(output).item()), lambda: deque(maxlen=3)), "3"),
         (monitor_of(lambda strengths, output: strengths.append(output.detach().mean().item())), "different values"),
-        (monitor_of(lambda strengths, output: strengths.append(strength(output[:8]).item())), "different values"),
-        (monitor_of(lambda strengths, output: strengths.append(0.5)), "different values"),
         (monitor_of(lambda strengths, output: strengths.append(output.detach())), "must be one number"),
         (
             monitor_of(lambda strengths, output: strengths.append(strength(output).item()) or output * 0.5),
             "no longer trains as before",
         ),
         (lambda layer: SimpleNamespace(), "no longer has a list"),
-        (lambda: None, "TypeError"),
-        (monitor_of(lambda strengths, output: 1 / 0), "ZeroDivisionError"),
     ],
 )
 def test_a_monitor_that_does_not_do_its_work(monitor: Callable[..., Any], says: str) -> None:
@@ -380,22 +289,3 @@ def test_what_a_right_monitor_is_watched_for(
     assert len(facts["said"]) == 12
     assert facts["training"]
     assert (facts["allocated"], facts["process"], facts["batch"]) == (allocated, process, 128 * 64 * 4)
-
-
-@pytest.mark.parametrize(
-    ("facts", "says"),
-    [
-        ({}, ""),
-        ({"allocated": 256.0}, ""),
-        ({"process": None}, ""),
-        ({"allocated": None}, "could not be watched"),
-        ({"allocated": 256.5}, "still grows"),
-        ({"process": 16384.0}, ""),
-        ({"process": 16384.5}, "outside torch"),
-        ({"said": [1.0, 4.0] * 6}, "different values"),
-        ({"training": False}, "no longer trains as before"),
-    ],
-)
-def test_what_a_monitor_leaves(facts: Facts, says: str) -> None:
-    quiet = {"wanted": [1.0, 2.0] * 6, "said": [1.0, 2.0] * 6, "training": True, "allocated": 0.0, "process": -976.0}
-    expect_of("4.8", says, quiet | {"batch": 32768} | facts)

@@ -40,17 +40,12 @@ def cell_of_lab_5(begin: str) -> str:
     ("change", "words"),
     [
         (lambda n, uses: uses, ""),
-        (lambda n, uses: round(uses, 2), ""),
         (lambda n, uses: 2 * uses, "two FLOPs"),
-        (lambda n, uses: uses if n != "cnn" else 2 * uses, "cnn: A use is a product and an addition"),
-        (lambda n, uses: uses / 2, "half"),
         (lambda n, uses: 64 * uses, "whole batch"),
         (lambda n, uses: 128 * uses, "one image, and two FLOPs per use"),
         (lambda n, uses: uses if n != "cnn" else 2.9847 * uses, "cnn: It includes backward"),
         (lambda n, uses: uses if n != "cnn" else 1.9847 * uses, "cnn: Is it the backward pass"),
         (lambda n, uses: uses if n != "transformer" else 1.0, "transformer: Check it"),
-        (lambda n, uses: 1 / uses, "inverse"),
-        (lambda n, uses: ... if n == "mlp" else uses, "no value"),
     ],
 )
 def test_uses_of_a_weight(comparison: ArchitectureComparison, change: Callable[..., Any], words: str) -> None:
@@ -63,16 +58,8 @@ def test_uses_of_a_weight(comparison: ArchitectureComparison, change: Callable[.
     ("time", "arithmetic", "per_flop", "words"),
     [
         (1.5, RATIO, 1.5 / RATIO, ""),
-        (1.52, RATIO, 1.52 / RATIO, ""),
-        (1.5, 0.715, 2.1, ""),
-        (1 / 1.5, RATIO, 2.1, "time is not the measured ratio. It looks like the inverse"),
-        (15.0, RATIO, 2.1, "time is not"),
         (1.5, 54_829_056 / 77_004_800, 2.1, "only the forward pass"),
-        (1.5, 1 / RATIO, 2.1, "inverse"),
-        (1.5, 2 * RATIO, 2.1, "twice"),
         (1.5, RATIO, 1.5 * RATIO, "multiplies"),
-        (1.5, RATIO, RATIO / 1.5, "inverse"),
-        (1.5, RATIO, 210, "percent"),
     ],
 )
 def test_time_by_arithmetic(

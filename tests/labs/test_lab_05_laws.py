@@ -60,31 +60,6 @@ def parts(length: int, width: int) -> tuple[int, int]:
     return 24 * length * width**2, 4 * length**2 * width
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (parts, ""),
-        (lambda n, w: [float(part) for part in parts(n, w)], ""),
-        (lambda n, w: (12 * n * w**2, 2 * n**2 * w), "linear layers. It is half"),
-        (lambda n, w: (24 * n * w**2, 2 * n**2 * w), "products of attention. They are half"),
-        (lambda n, w: (22 * n * w**2, 4 * n**2 * w), "missing: the layer after attention, `out`"),
-        (lambda n, w: (18 * n * w**2, 4 * n**2 * w), "missing: `qkv`"),
-        (lambda n, w: (16 * n * w**2, 4 * n**2 * w), "one of the MLP's layers"),
-        (lambda n, w: (24 * n * w, 4 * n**2 * w), "linear layers. It does not match"),
-        (lambda n, w: (24 * n * w**2, 16 * n**2 * w), "products of attention. It does not match"),
-        (lambda n, w: (24 * n * w**2, 4 * n * w**2), "products of attention. It does not match"),
-        (lambda n, w: tuple(3 * part for part in parts(n, w)), "three times too large"),
-        (lambda n, w: parts(n, w)[::-1], "swapped"),
-        (lambda n, w: parts(64, 64), "512 and a width of 64"),
-        (lambda n, w: sum(parts(n, w)), "Return two numbers"),
-        (lambda n, w: None, "Return two numbers"),
-    ],
-)
-def test_arithmetic_of_a_block(answer: Any, words: str) -> None:
-    expect("5.3", words, answer)
-
-
 ARITHMETIC = (LINEAR / 3 + PRODUCTS) / (LINEAR + PRODUCTS)
 
 
@@ -95,21 +70,8 @@ PER_FLOP = (0.83 / 0.17) / (ARITHMETIC / (1 - ARITHMETIC))
     ("time", "arithmetic", "per_flop", "words"),
     [
         (0.83, ARITHMETIC, PER_FLOP, ""),
-        (0.83, 0.714, 1.95, ""),
-        (0.83, 0.71, PER_FLOP, ""),
-        (0.83, 0.71, (0.83 / 0.17) / (0.71 / 0.29), ""),
-        (0.83, 0.7, PER_FLOP, "arithmetic is not"),
-        (0.83, 1.0, PER_FLOP, "arithmetic is not"),
         (0.56, ARITHMETIC, PER_FLOP, "at length 64"),
-        (83, ARITHMETIC, PER_FLOP, "percent"),
-        (0.415, ARITHMETIC, PER_FLOP, "half"),
         (0.83, PRODUCTS / (LINEAR + PRODUCTS), PER_FLOP, "only the two products"),
-        (0.83, LINEAR / (LINEAR + PRODUCTS), PER_FLOP, "of the linear layers"),
-        (0.83, 71.4, PER_FLOP, "percent"),
-        (0.83, ARITHMETIC / 3, PER_FLOP, "forward pass of attention, but both passes"),
-        (0.83, ARITHMETIC, 0.83 / ARITHMETIC, "compare it with the rest"),
-        (0.83, ARITHMETIC, 1 / PER_FLOP, "inverse"),
-        (0.83, ARITHMETIC, 2 * PER_FLOP, "twice"),
     ],
 )
 def test_attention_s_share(
@@ -125,8 +87,6 @@ def test_attention_s_share(
     [
         ({"64": 0.74, "128": 0.29, "256": 0.53, "512": 0.95}, True),
         ({"64": 0.55, "128": 0.61, "256": 0.72, "512": 0.83}, False),
-        ({"512": 0.83, "64": 0.55, "256": 0.615, "128": 0.62}, False),  # out of order, and flat
-        ({"64": 0.9, "512": 0.83}, True),
     ],
 )
 def test_shares_that_do_not_rise_are_inconclusive(
@@ -169,17 +129,8 @@ AT_TIME = 64 + 448 * (0.73 - 0.56) / (0.83 - 0.56)
     ("flops", "time", "words"),
     [
         (565, AT_TIME, ""),
-        (np.int64(565), np.float64(AT_TIME), ""),
-        (565.0, round(AT_TIME), ""),
-        (564, AT_TIME, "one position short"),
-        (564.15, AT_TIME, "one position short"),
         (1039, AT_TIME, "two products alone"),
-        (8.81, AT_TIME, "is a multiple of the width"),
-        (384, AT_TIME, "flops is not that length"),
-        (565, 565, "time is the length by FLOPs"),
         (565, 512, "time is a measured length"),
-        (565, 200.0, "time does not follow"),
-        (..., AT_TIME, "no value"),
     ],
 )
 def test_the_length_for_73_percent(at_lengths: ArchitectureComparison, flops: Any, time: Any, words: str) -> None:
@@ -225,36 +176,12 @@ INSIDE = FORETOLD.ci_ms[0] <= 12.2 <= FORETOLD.ci_ms[1]
     ("off_by", "words"),
     [
         (OFF_BY, ""),
-        (round(OFF_BY, 2), ""),
-        (OFF_BY + 1, "off_by is the ratio"),
-        (1 - FORETOLD.median_ms / 12.2, "relative to the measured"),
-        (FORETOLD.median_ms / 12.2 - 1, "wrong way round"),
-        (12.2 - FORETOLD.median_ms, "in milliseconds"),
         (float(STUDY.fit["residual"].iloc[-1]), "it was fitted to"),
         (100 * OFF_BY, "percent"),
-        (OFF_BY * 1.5, "what the question asks"),
     ],
 )
 def test_a_size_held_out(off_by: float, words: str) -> None:
     expect("5.6", words, {"off_by": off_by, "inside": INSIDE}, study=STUDY, held_out=TIMED)
-
-
-def test_inside_follows_from_the_interval() -> None:
-    assert "inside does not follow" in hint(
-        "5.6", {"off_by": OFF_BY, "inside": not INSIDE}, study=STUDY, held_out=TIMED
-    )
-    assert "True or False" in hint("5.6", {"off_by": OFF_BY, "inside": 1}, study=STUDY, held_out=TIMED)
-
-
-def test_a_law_fitted_to_the_size_held_out_is_not_tested() -> None:
-    study = study_of(32, 64, 128, 192, 256, 512)
-    prediction = study.predict(512)
-    answer = {
-        "off_by": 12.2 / prediction.median_ms - 1,
-        "inside": prediction.ci_ms[0] <= 12.2 <= prediction.ci_ms[1],
-    }
-
-    assert "is not held out" in hint("5.6", answer, study=study, held_out=TIMED)
 
 
 @pytest.mark.parametrize(
@@ -262,10 +189,6 @@ def test_a_law_fitted_to_the_size_held_out_is_not_tested() -> None:
     [
         (STUDY, Timing((4.4,) * 9), "is it the step of make_step(512)"),
         (study_of(64, 128, 256), TIMED, "fitted to only 3 sizes"),
-        (study_of(8, 16, 24, 32, 64), TIMED, "fitted to the sizes 8, 16, 24, 32, 64"),
-        (study_of(64, 128, 192, 256, 384), TIMED, "fit it to FITTED"),
-        (study_of(16, 32, 64, 128, 192, 256), TIMED, "fit it to FITTED"),
-        (study_of(128, 256), TIMED, "fitted to only 2 sizes"),
         (FORETOLD, TIMED, "Pass the study"),
         (STUDY, 12.2, "Pass the timing"),
     ],
@@ -307,16 +230,9 @@ def of_the_first_call() -> Callable[..., float]:
         (lambda lengths, times, length: np.polyval(np.polyfit(lengths, times, 2, w=1 / times), length), ""),
         (one_power, "single power of the length"),
         (fitted(0, 1), "made-up step takes"),
-        (fitted(0, 2), "made-up step takes"),
         (fitted(1, 2), "made-up step takes"),
-        (fitted(0, 1, 3), "made-up step takes"),
         (fitted(0, 1, 2, relative=False), "relative error"),
-        (lambda *given: 2 * fitted(0, 1, 2)(*given), "made-up step takes"),
-        (lambda *given: fitted(0, 1, 2)(*given) / 1e3, "made-up step takes"),
-        (lambda lengths, times, length: np.interp(length, lengths, times), "made-up step takes"),
         (of_the_first_call(), "made-up step takes"),
-        (lambda *given: None, "no value"),
-        (lambda *given: [1, 2, 3], "one number"),
     ],
 )
 def test_a_law_that_knows_more(answer: Any, words: str) -> None:

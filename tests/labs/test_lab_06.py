@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from perfnb import profile_step
 from perfnb.labs import lab_06
-from tests.labs.judging import expect, expect_of, hint, said_of
+from tests.labs.judging import expect, hint
 from tests.labs.lab_06_answers import Loader, Parsed, Text
 from tests.labs.planted import Clock, Pool, plant
 
@@ -82,16 +82,6 @@ def to_the_last_batch(loader: Loader, step: Callable[[Any], Any]) -> dict[str, f
     return times | {"together": together}
 
 
-def from_a_list(loader: Loader, step: Callable[[Any], Any]) -> dict[str, float]:
-    kept = list(loader)
-    return three_times(loader, step) | {"loader": timed_ms(lambda: list(kept), len(kept))}
-
-
-def loader_in_the_model(loader: Loader, step: Callable[[Any], Any]) -> dict[str, float]:
-    times = three_times(loader, step)
-    return times | {"model": timed_ms(lambda: [step(batch) for batch in loader], len(loader))}
-
-
 def remembering() -> Callable[..., Any]:
     """Measures once, and says the same of every loader and step."""
     known: list[dict[str, float]] = []
@@ -116,8 +106,6 @@ def test_three_stopwatches(answer: Any) -> None:
         (by_difference, "loader is wrong"),
         (by_halves, "loader is wrong for a loader that prepares the next batch during the step"),
         (half_a_pass, "the step did not run once for each batch in a pass of the loader"),
-        (from_a_list, "loader is wrong"),
-        (loader_in_the_model, "model"),
         (remembering(), "is wrong for a loader that prepares the next batch during the step"),
     ],
 )
@@ -128,47 +116,12 @@ def test_other_stopwatches(answer: Any, says: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (lambda loader, step: None, "must be a dictionary"),
-        (lambda loader, step: {"together": 1, "loader": 1}, "missing model"),
         (lambda loader, step: {"together": 17, "loader": 5, "model": 12}, "together was not measured"),
-        (lambda loader, step: 1 / 0, "ZeroDivisionError"),
         ({"together": 17, "loader": 5, "model": 12}, "function itself"),
     ],
 )
 def test_what_is_no_stopwatch(answer: Any, says: str) -> None:
     assert says in hint("6.1", answer)
-
-
-TOGETHER, LOADER, MODEL = 17.0, 5.0, 12.0
-
-
-@pytest.mark.parametrize(
-    ("said", "says"),
-    [
-        ({}, ""),
-        ({"loader": 0.005}, "seconds"),
-        ({"model": 12 * MODEL}, "time of all batches"),
-        ({"model": 12 * MODEL / 1e3}, "seconds of all batches"),
-        ({"loader": TOGETHER}, "loader takes as long as together: does the step"),
-        ({"model": TOGETHER}, "model takes as long as together: does the loader"),
-        ({"together": 2 * TOGETHER}, "twice"),
-        ({"loader": LOADER / 2}, "half"),
-    ],
-)
-def test_times_off(said: dict[str, float], says: str) -> None:
-    wanted = {"together": TOGETHER, "loader": LOADER, "model": MODEL}
-    took = {name: [ms] for name, ms in wanted.items()}
-    case = {"took": took, "usual_ms": LOADER, "ahead": False}
-    expect_of("6.1", says, {"cases": [case | {"said": wanted | said}, case | {"said": wanted}]})
-
-
-def test_a_difference_is_no_time_where_both_go_on() -> None:
-    took = {"together": [9.0], "loader": [9.0], "model": [4.0]}
-    said = {"together": 9.0, "loader": 9.0 - 4.0, "model": 4.0}
-    case = {"said": said, "took": took, "usual_ms": 9.0, "ahead": True}
-
-    assert "loader is wrong" in said_of("6.1", {"cases": [case, case]})
-    assert "do not add up" in said_of("6.1", {"cases": [case, case]})
 
 
 def input_bound(**times: float) -> Any:
@@ -180,15 +133,7 @@ def input_bound(**times: float) -> Any:
     ("perfect_loader", "perfect_model", "says"),
     [
         (5.0, 1.111, ""),
-        (1.111, 5.0, "perfect_loader is the other speed-up"),
-        (0.2, 1.111, "fraction of the step"),
-        (5.0, 0.9, "perfect_model is the fraction"),
-        (10.0, 1.111, "twice"),
-        (500.0, 1.111, "percent"),
         (8.0, 1.111, "perfect_loader seems to be how many ms would be saved"),
-        (0.8, 1.111, "fraction of the step that would be saved"),
-        (5.0, 1.0, "perfect_model seems to be how many ms would be saved"),
-        (7.0, 1.111, "what the question asks"),
     ],
 )
 def test_a_perfect_loader(perfect_loader: float, perfect_model: float, says: str) -> None:
@@ -215,27 +160,9 @@ class Lazy(Text):
         return torch.roll(readings, int(torch.randint(len(readings), ()))), label
 
 
-class Frozen(Text):
-    """Remembers samples with their shift."""
-
-    def __init__(self, lines: list[str]) -> None:
-        super().__init__(lines)
-        self.samples = [super(Frozen, self).__getitem__(place) for place in range(len(lines))]
-
-    def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
-        return self.samples[place]
-
-
 class Unshifted(Parsed):
     def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
         return self.readings[place], self.labels[place]
-
-
-class FewShifts(Parsed):
-    """Shifts by less than ten."""
-
-    def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
-        return torch.roll(self.readings[place], int(torch.randint(10, ()))), self.labels[place]
 
 
 class Shared(Parsed):
@@ -247,17 +174,6 @@ class Shared(Parsed):
         super().__init__(lines)
         self.known.extend(self.readings)
         self.readings = self.known
-
-
-class Double(Parsed):
-    def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
-        readings, label = super().__getitem__(place)
-        return readings.double(), label
-
-
-class NextOne(Parsed):
-    def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
-        return super().__getitem__((place + 1) % len(self))
 
 
 class NoLabel(Parsed):
@@ -286,15 +202,10 @@ def test_parsed_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (Frozen, "random each time"),
         (Unshifted, "random each time"),
-        (FewShifts, "54 in a row never came in 120 draws"),
         (Shared, "other numbers"),
-        (Double, "a different dtype"),
-        (NextOne, "differs from its line's"),
         (NoLabel, "pair"),
         (Half, "len()"),
-        (lambda lines: None, "TypeError"),
     ],
 )
 def test_samples_that_are_not_the_same(monkeypatch: pytest.MonkeyPatch, answer: Any, says: str) -> None:
@@ -318,14 +229,6 @@ def fed() -> Any:
     ("batch_bytes", "written", "says"),
     [
         (4096, 3, ""),
-        (1024, 3, "how many numbers"),
-        (32768, 3, "bits"),
-        (8192, 3, "twice"),
-        (4.096, 3, "thousand"),
-        (4096, 2, "more"),
-        (4096, 1, "more"),
-        (4096, 4, "fewer"),
-        (4096, 12288, "as a multiple"),
     ],
 )
 def test_copies(fed: Any, batch_bytes: float, written: float, says: str) -> None:

@@ -44,13 +44,6 @@ def with_options(**options: Any) -> Callable[..., Loader]:
     return lambda *given: make_loader(*given, **options)
 
 
-def times_the_workers(factor: float) -> Callable[..., Loader]:
-    def loader(dataset: Any, batch_size: int, make_ms: float, use_ms: float) -> Loader:
-        return make_loader(dataset, batch_size, make_ms, use_ms, num_workers=int(factor * math.ceil(make_ms / use_ms)))
-
-    return loader
-
-
 @pytest.mark.slow
 def test_enough_workers() -> None:
     assert hint("6.6", make_loader) == ""
@@ -61,14 +54,7 @@ def test_enough_workers() -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (with_options(num_workers=0, persistent_workers=False), "no workers"),
-        (times_the_workers(0.5), "too slow"),
-        (times_the_workers(2), "fewer than 4"),
         (with_options(persistent_workers=False), "What keeps them"),
-        (with_options(shuffle=False), "shuffle them"),
-        (lambda data, size, make, use: make_loader(data, 2 * size, make, use), "batch_size used"),
-        (lambda *given: iter(make_loader(*given)), "second epoch"),
-        (lambda *given: list(make_loader(*given)), "same order as an earlier one"),
         (held, "still running"),
     ],
 )
@@ -153,11 +139,6 @@ class ReadWhole(FromFile):
         return torch.tensor(self.rows[place])
 
 
-class ReadWholeEachTime(FromFile):
-    def __getitem__(self, place: int) -> torch.Tensor:
-        return torch.tensor(np.load(self.path)[place])
-
-
 class HeldMap(ReadWhole):
     def __init__(self, path: str) -> None:
         super(ReadWhole, self).__init__(path)
@@ -177,16 +158,6 @@ class InTheFile(FromFile):
 class Halves(FromFile):
     def __getitem__(self, place: int) -> torch.Tensor:
         return super().__getitem__(place).half()
-
-
-class RowAfter(FromFile):
-    def __getitem__(self, place: int) -> torch.Tensor:
-        return super().__getitem__((place + 1) % len(self))
-
-
-class Columns(FromFile):
-    def __len__(self) -> int:
-        return int(np.load(self.path, mmap_mode="r").shape[1])
 
 
 class Locked(FromFile):
@@ -210,9 +181,8 @@ def _a_small_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("answer", [FromFile, OpenedLater])
-def test_out_of_a_file(answer: Any) -> None:
-    assert hint("6.7", answer) == ""
+def test_out_of_a_file() -> None:
+    assert hint("6.7", OpenedLater) == ""
 
 
 @pytest.mark.usefixtures("_a_small_file")
@@ -220,13 +190,10 @@ def test_out_of_a_file(answer: Any) -> None:
     ("answer", "says"),
     [
         (ReadWhole, "by default"),
-        (ReadWholeEachTime, "by default"),
         (HeldMap, "is pickled with all"),
         (InTheMap, "read-only"),
         (InTheFile, "memory of its own"),
         (Halves, "float32 tensor"),
-        (RowAfter, "not the row with its index"),
-        (Columns, "512"),
         (Locked, "pickle"),
         (Unlengthy, "no length yet"),
         (FromFile("x"), "function itself"),
@@ -244,17 +211,7 @@ def a_test(**facts: Any) -> Any:
     ("speedup", "shown", "test", "says"),
     [
         (1.667, True, a_test(), ""),
-        (1.25, False, a_test(ratio=0.8, ratio_ci=(0.5, 1.3)), ""),
-        (1.25, True, a_test(ratio=0.8, ratio_ci=(0.5, 1.3)), "shown does not follow"),
-        (1.667, False, a_test(), "shown does not follow"),
-        (0.6, True, a_test(), "inverse"),
-        (0.709, True, a_test(ratio=0.709), "inverse"),
-        (3.333, True, a_test(), "twice"),
-        (166.7, True, a_test(), "percent"),
-        (2.6, True, a_test(), "what the question asks"),
         (1.667, True, a_test(turns=1), "single turns"),
-        (0.6, True, a_test(ratio=1.667, ratio_ci=(1.5, 1.8)), "is slower"),
-        (1.667, True, a_test(ratio_ci=None), "too few pairs"),
         (1.667, True, 0.6, "Pass the test"),
         ("fast", True, a_test(), "must be a number"),
         (1.667, "yes", a_test(), "True or False"),

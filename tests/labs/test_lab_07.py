@@ -11,10 +11,9 @@ from torch import nn
 
 from perfnb import ab_test, journal
 from perfnb.labs import lab_07
-from perfnb.labs.exercise import Facts
 from perfnb.labs.lab_07 import LOSS, earlier_decisions, same_code
 from perfnb.labs.ledger import exercise_of
-from tests.labs.judging import expect_of, hint, said_of
+from tests.labs.judging import hint, said_of
 from tests.labs.lab_07_answers import (
     BATCHES,
     GIVEN,
@@ -22,8 +21,6 @@ from tests.labs.lab_07_answers import (
     Bf16,
     Fused,
     FusedAndQuicker,
-    FusedBf16,
-    HalfTheBatch,
     Idle,
     Script,
 )
@@ -38,9 +35,6 @@ def test_a_prediction_may_be_wrong_but_not_misformed() -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (GUESSES | {"bf16": -20}, "above 0"),
-        (GUESSES | {"bf16": 120}, "percent"),
-        (GUESSES | {"bf16": ...}, "no value"),
         ({"fused": 1.2}, "missing bf16"),
         ([1.2, 0.8, 3, 1, 2], "dictionary"),
     ],
@@ -71,17 +65,6 @@ def always_trains(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
 
 def in_its_mode(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
     return (model(x).argmax(1) != y).float().mean().item()
-
-
-def never_restored(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
-    model.eval()
-    with torch.no_grad():
-        return (model(x).argmax(1) != y).float().mean().item()
-
-
-def always_wrong(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
-    wrong(model, x, y)
-    return 1.0
 
 
 def score_for_answer(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
@@ -132,24 +115,14 @@ def test_a_quality_is_accepted(answer: Any) -> None:
         (lambda *given: 1 - wrong(*given), "right answers"),
         (lambda *given: 60 * wrong(*given), "number of wrong"),
         (lambda *given: 100 * wrong(*given), "percent"),
-        (lambda *given: wrong(*given) * 60 / 10, "divided by 10. How many images"),
-        (lambda *given: wrong(*given) / 2, "divided by 120"),
-        (lambda *given: wrong(*given) * 60 / 64, "divided by 64"),
-        (lambda model, x, y: wrong(model, x[:30], y[:30]), "share"),
-        (lambda *given: 0.34, "did not call model(x)"),
-        (lambda *given: 0.34 + 0 * wrong(*given), "was in evaluation mode, but"),
         (lambda *given: 1.0, "did not call model(x)"),
-        (always_wrong, "was in evaluation mode, but this is not the share of wrong digits. Is each answer"),
         (score_for_answer, "was in evaluation mode, but this is not the share of wrong digits. Is each answer"),
         (in_its_mode, "answers in training mode"),
         (left_in_eval, "was in training mode and is left in evaluation mode"),
-        (never_restored, "was in training mode and is left in evaluation mode"),
         (always_trains, "was in evaluation mode and is left in training mode"),
         (with_gradients, "leaves statistics or gradients"),
         (recording, "where is no_grad"),
         (one_index, "without a dimension"),
-        (lambda *given: None, "no value"),
-        (lambda model: 0.1, "TypeError"),
     ],
 )
 def test_another_quality_is_not(answer: Any, says: str) -> None:
@@ -215,11 +188,6 @@ class NotFused(Script):
         return torch.optim.AdamW(self.net.parameters(), lr=self.rate)
 
 
-class Misspelt(Script):
-    def make_optimiser(self) -> Any:
-        return torch.optim.AdamW(self.net.parameters(), lr=self.rate, fused=True)
-
-
 class AroundStep(Script):
     def step(self, batch: Any) -> Any:
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -273,30 +241,21 @@ def test_what_is_no_training(number: str, answer: Any, says: str) -> None:
     assert says in hint(number, answer, **GIVEN, reports={})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "answer", "says"),
     [
-        ("7.3", Script, "Nothing that the check compares"),
         ("7.3", Bf16, "change fused"),
-        ("7.3", FusedBf16, "More than one thing"),
         ("7.3", FusedAndQuicker, "(fused, rate)"),
+        ("7.3", Idle, "do not change"),
         ("7.3", Sgd, "More than one thing"),
         ("7.3", Decaying, "other settings"),
         ("7.3", Remembering, "trains differently"),
-        ("7.3", Idle, "do not change"),
-        ("7.3", HalfTheBatch, "trains differently"),
         ("7.3", Foreach, "You changed foreach"),
         ("7.3", NotFused, "is overridden, but the optimizer's setting"),
-        ("7.3", Misspelt, "Script has no method make_optimiser"),
-        ("7.3", Script, "No method of Script is overridden"),
         ("7.3", FusedAtOnce, "make_optimizer is still the script's"),
         ("7.4", Bf16Above, "calls super()"),
         ("7.4", NoScores, "predict returned None; is `return` missing?"),
         ("7.4", AroundStep, "You overrode step; override predict"),
-        ("7.4", Script, "Nothing that the check compares"),
-        ("7.4", Fused, "change autocast"),
-        ("7.4", FusedBf16, "More than one thing"),
         ("7.4", Bf16Weights, "More than one thing"),
         ("7.4", Fp16, "65504"),
     ],
@@ -305,55 +264,49 @@ def test_another_change_is_not(number: str, answer: Any, says: str) -> None:
     assert says in hint(number, answer, **GIVEN, reports={})
 
 
-@pytest.fixture(scope="module")
-def fused_facts() -> Facts:
-    facts: Facts = exercise_of("7.3").measure(Fused, **GIVEN, reports={})
-    return facts
-
-
-@pytest.mark.parametrize(
-    ("change", "trial", "says"),
-    [
-        ({}, 0.8, ""),
-        ({}, 1.1, ""),
-        ({"decision": "reject", "ratio": 1.3, "ratio_ci": [1.2, 1.4]}, 1.3, ""),
-        ({"ratio": 0.5, "ratio_ci": [0.48, 0.52]}, 2.0, "script first"),
-        ({"ratio": 2.0, "ratio_ci": [1.9, 2.1]}, 0.5, "script first"),
-        ({"quality": False}, 0.8, "check quality"),
-        ({"ratio_ci": None}, 0.8, "too few pairs"),
-    ],
-)
-def test_a_report_that_fits(fused_facts: Facts, real: Any, change: Facts, trial: float, says: str) -> None:
-    assert set(REPORT | change) <= set(lab_07.report_facts({"fused": real}, "fused") or {})
-    expect_of("7.3", says, fused_facts | {"report": REPORT | change, "trial": trial})
-
-
-@pytest.fixture(scope="module")
-def real() -> Any:
-    """A real report, of two steps that do the same."""
-    steps = [Script().step, Script().step]
-    return ab_test(*steps, batches=BATCHES, quality=lambda: {LOSS: 0.0}, budget_s=0.5,
-                   limits={LOSS: 0.01}, change="fused")  # fmt: skip
-
-
 @pytest.mark.slow
-def test_facts_of_a_report(real: Any) -> None:
+def test_facts_of_a_report(tmp_path: Path) -> None:
+    """A real one, of two steps that do the same."""
+    steps = [Script().step, Script().step]
+    real = ab_test(*steps, batches=BATCHES, quality=lambda: {LOSS: 0.0}, budget_s=0.1, limits={LOSS: 0.01},
+                   change="fused")  # fmt: skip
+    kept = journal(tmp_path / "journal")
+    kept.add(real)
+    kept.add(real)
+
     facts = lab_07.report_facts({"fused": real}, "fused")
 
     assert facts is not None
-    assert facts["quality"]
-    assert facts["ratio"] == real.ratio
-    assert facts["decision"] == real.decision
+    assert set(facts) >= set(REPORT)
+    assert (facts["quality"], facts["ratio"], facts["decision"]) == (True, real.ratio, real.decision)
+    assert earlier_decisions(kept, "fused") == [real.decision]
     assert "not a str" in hint("7.3", Fused, **GIVEN, reports={"fused": "accept"})
 
 
-def test_a_report_of_another_class_is_told(real: Any, fused_facts: Facts) -> None:
-    for tried, says in ((Script, "tested code that differs"), (Fused, ""), (None, "")):
-        found = lab_07.report_facts({"fused": real}, "fused", {"fused": tried}, Fused)
+def test_a_trial_compares_the_usual_times_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the first two turns; and what watched the answer is removed."""
+    made: list[Any] = []
+    turns: list[Any] = []
 
-        assert found is not None
-        assert says in said_of("7.3", fused_facts | {"report": found | {"ratio_ci": [0.5, 2.0]}, "trial": 1.0})
-        assert found["of_this"] == {Script: False, Fused: True, None: None}[tried]
+    class Kept(Fused):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    def interleaved(a: Any, b: Any, inputs: Any, clock: Any) -> tuple[list[float], list[float]]:
+        for each in inputs:
+            a(*each)
+            b(*each)
+            turns.append(each)
+        return [9.0, 9.0, 0.4, 0.2, 0.8], [9.0, 9.0, 0.2, 0.3, 0.1]
+
+    monkeypatch.setattr(lab_07, "interleaved", interleaved)
+    facts = exercise_of("7.3").measure(Kept, **GIVEN, reports={})
+
+    assert facts["trial"] == 0.5
+    assert len(turns) == lab_07.ROUNDS + 3
+    assert [len(series) for series in facts["losses"]] == [lab_07.KEPT] * 2
+    assert not any(part._forward_hooks for part in made[0].net)
 
 
 FIRST = """
@@ -370,8 +323,6 @@ class Fused(Script):
         (FIRST, True),
         ("\n# a comment\n" + FIRST.replace("Words", "Other words"), True),
         (FIRST.replace("True", "False"), False),
-        (FIRST.replace("AdamW", "SGD"), False),
-        (FIRST.replace("make_optimizer", "make_optimiser"), False),
         ("class Fused(Script):\n    ...\n", False),
         (FIRST.replace("(Script)", "(Other)"), False),
     ],
@@ -390,14 +341,3 @@ def test_functions_are_the_same_by_what_they_do() -> None:
     assert same_code(lambda x: [y + 1 for y in x], lambda x: [y + 1 for y in x])
     assert not same_code(lambda x: [y + 1 for y in x], lambda x: [y + 2 for y in x])
     assert not same_code(wrong, recording)
-
-
-def test_earlier_reports_are_those_before_the_last(real: Any, tmp_path: Path) -> None:
-    kept = journal(tmp_path / "journal")
-    assert earlier_decisions(None, "fused") == earlier_decisions(kept, "fused") == []
-    kept.add(real)
-    assert earlier_decisions(kept, "fused") == []
-    kept.add(real)
-
-    assert earlier_decisions(kept, "fused") == [real.decision]
-    assert earlier_decisions(kept, "bf16") == []

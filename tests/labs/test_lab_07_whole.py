@@ -25,8 +25,6 @@ from tests.labs.lab_07_answers import (
     Fused,
     FusedAndQuicker,
     FusedBf16,
-    HalfTheBatch,
-    Idle,
     Script,
 )
 
@@ -65,10 +63,8 @@ def test_learning_from_all_samples_is_accepted() -> None:
     ("answer", "says"),
     [
         (by_places(lambda n, size: (slice(at * size, (at + 1) * size) for at in range(n // size))), "only 96"),
-        (by_places(lambda n, size: iter([slice(0, size)])), "only 32"),
         (by_places(lambda n, size: (slice(0, size) for _ in range(0, n, size))), "repeated"),
         (by_places(lambda n, size: (slice(at, at + size) for at in range(0, n, max(1, size // 2)))), "repeated"),
-        (by_places(lambda n, size: iter([slice(None)])), "1 steps"),
         (by_places(lambda n, size: (slice(at, at + 32) for at in range(0, n, 32))), "8 steps"),
         (mismatched, "do not match"),
         (
@@ -76,7 +72,6 @@ def test_learning_from_all_samples_is_accepted() -> None:
             "not in the given order",
         ),
         (lambda training, samples, size: None, "no step yet"),
-        (lambda training, samples, size: training.step(samples[0]), "raised"),
     ],
 )
 def test_other_work_is_not(answer: Learn, says: str) -> None:
@@ -109,15 +104,9 @@ def test_a_compiled_training_is_accepted_when_it_has_a_report() -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (lambda s, ms, ratio, verdict: s / (ms * (1 - ratio)) if verdict == "faster" else math.inf, "thousand"),
-        (lambda s, ms, ratio, verdict: 1e3 * s / ms if verdict == "faster" else math.inf, "*save*"),
-        (lambda s, ms, ratio, verdict: 1e3 * s / (ms * ratio) if verdict == "faster" else math.inf, "*save*"),
-        (lambda *given: 2 * pays_after(*given), "twice"),
         (lambda s, ms, ratio, verdict: 1e3 * s / (ms * (1 - ratio)), "no gain was shown"),
-        (lambda s, ms, ratio, verdict: pays_after(s, ms, ratio, "faster" if ratio < 1 else ""), "no gain was shown"),
         (lambda *given: math.inf, "pays off eventually"),
         (lambda *given: None, "The result of pays_after(30.0, 10.0, 0.8, 'faster')"),
-        (lambda s, ms, ratio, verdict: 1e3 * s / (ms * (ratio - 1)), "this is a negative number of steps"),
         (3000, "function itself"),
     ],
 )
@@ -227,14 +216,12 @@ def test_a_model_spoilt_in_the_check_is_a_copy(trained: tuple[nn.Module, torch.T
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (lambda net: net, "100 % of the original bytes"),
         (CopiedToBf16, "about a quarter"),
         (in_place, "changed the model"),
         (lambda net: net.bfloat16(), "raised"),
         (half_left_out, "differ from the original model's"),
         (remembering, "differ from the original model's"),
         (lambda net: None, "Return the model"),
-        (lambda net: 1 / 0, "ZeroDivisionError"),
     ],
 )
 def test_another_model_is_not(trained: tuple[nn.Module, torch.Tensor], answer: Any, says: str) -> None:
@@ -255,10 +242,6 @@ REJECTED = REPORT | {"decision": "inconclusive", "ratio": 0.97, "ratio_ci": [0.9
 BEST = REPORT | {"ratio": 0.75, "ratio_ci": [0.7, 0.8]}
 
 
-def with_earlier(facts: Facts, name: str, *decisions: str) -> Facts:
-    return facts | {"earlier": facts["earlier"] | {name: list(decisions)}}
-
-
 def best_facts(training: Any, **said: float) -> Facts:
     facts = exercise_of("7.8").measure(said, training=training, **GIVEN, reports={})
     return facts | {"reports": {"fused": REPORT, "bf16": REJECTED, "best": BEST}, "trial": 0.75}
@@ -268,45 +251,12 @@ def best_facts(training: Any, **said: float) -> Facts:
     ("training", "product", "speedup", "says"),
     [
         (Fused, 1.25, 1.333, ""),
-        (Script, 1.0, 1.333, "lacks fused"),
         (FusedBf16, 1.25, 1.333, "'inconclusive', not 'accept'"),
         (FusedAndQuicker, 1.25, 1.333, "not tested on its own: rate"),
-        (Idle, 1.25, 1.333, "The weights do not change"),
-        (HalfTheBatch, 1.25, 1.333, "trains differently"),
-        (Fused, 0.8, 1.333, "inverse"),
-        (Fused, 1.289, 1.333, "product is not"),
-        (Fused, 1.25, 0.745, "inverse"),
-        (Fused, 1.25, 0.75, "inverse"),
-        (Fused, 1.25, 2.667, "twice"),
     ],
 )
 def test_the_best(training: Any, product: float, speedup: float, says: str) -> None:
     expect_of("7.8", says, best_facts(training, product=product, speedup=speedup))
-
-
-def test_nothing_held() -> None:
-    facts = best_facts(Script, product=1.0, speedup=1.0)
-    same = REPORT | {"ratio": 1.0, "ratio_ci": [0.95, 1.05], "decision": "reject"}
-    facts["reports"] = {"fused": REJECTED, "bf16": REJECTED, "best": same}
-
-    assert said_of("7.8", facts) == ""
-    assert "not 'accept'" in said_of("7.8", facts | {"factors": facts["factors"] | {"fused": [False, True]}})
-
-
-def test_a_report_made_again_is_told() -> None:
-    facts = best_facts(Fused, product=1 / 0.6, speedup=1 / 0.75)
-    assert "A report was made again. If product" in said_of("7.8", with_earlier(facts, "fused", "accept"))
-    assert "made again" not in said_of("7.8", with_earlier(facts, "best", "accept"))
-
-    facts = best_facts(Fused, product=1 / 0.8, speedup=1 / 0.6)
-    assert "A report was made again. If speedup" in said_of("7.8", with_earlier(facts, "best", "accept"))
-    assert "made again" not in said_of("7.8", with_earlier(facts, "fused", "accept"))
-
-
-def test_a_decision_that_flipped_is_told() -> None:
-    facts = best_facts(FusedBf16, product=1.25, speedup=1.333)
-    assert "An earlier report" not in said_of("7.8", facts)
-    assert "An earlier report said 'accept'" in said_of("7.8", with_earlier(facts, "bf16", "accept"))
 
 
 def test_the_night_is_what_the_planted_figures_make() -> None:

@@ -15,7 +15,7 @@ from perfnb.labs.exercise import Facts
 from perfnb.labs.lab_08 import LATE
 from perfnb.labs.ledger import exercise_of
 from perfnb.results import Ranks
-from tests.labs.judging import expect, expect_of, hint, said_of
+from tests.labs.judging import expect, hint
 from tests.labs.lab_08_answers import WORK, late, union
 from tests.written_traces import Written
 
@@ -26,25 +26,6 @@ ORIGIN: Facts = {
     "ranks": 128,
     "loaded": 2,
 }
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({}, ""),
-        ({"iterations": 1}, "made of the trace"),
-        ({"iterations": 10}, "twice"),
-        ({"iterations": 2375}, "not how often the model was called"),
-        ({"batch": 3}, "another dimension"),
-        ({"batch": 224}, "another dimension"),
-        ({"batch": 2560}, "all iterations"),
-        ({"batch": 64}, "first dimension"),
-        ({"ranks": 2}, "loaded"),
-        ({"ranks": 127}, "not the number"),
-    ],
-)
-def test_what_ran_it(change: dict[str, float], says: str) -> None:
-    expect_of("8.1", says, ORIGIN | {"said": ORIGIN["said"] | change})
 
 
 @pytest.fixture(scope="module")
@@ -80,13 +61,7 @@ def spanned(work: pd.DataFrame) -> float:
         (spanned, "including the gaps"),
         (lambda work: union(work, latest=False), "latest end so far"),
         (lambda work: union(work, sort=False), "sort them by their start"),
-        (lambda work: union(work) * 1e6, "million times too large"),
-        (lambda work: union(work) / 1e3, "thousand times too small"),
-        (lambda work: union(work) * 2, "twice"),
-        (lambda work: 547.656, "the result is wrong"),
         (lambda work: work.groupby("stream")["duration_ns"].sum(), "KeyError"),
-        (lambda work: None, "no value yet"),
-        (3.0, "function itself"),
     ],
 )
 def test_busy(small: tuple[Profile, Profile, Ranks], answer: Any, says: str) -> None:
@@ -123,13 +98,9 @@ def test_each_mistake_changes_the_share_of_the_made_up_frame() -> None:
         (lambda events: late(events, work=["kernel"]), "Copies and fills"),
         (lambda events: late(events, latest=False), "Other streams"),
         (lambda events: late(events, ended=True), "end of the call"),
-        (lambda events: 1 - late(events), "in time"),
         (by_the_work, "start of the work itself"),
-        (lambda events: 0.4, "the result is wrong"),
-        (lambda events: 100 * late(events), "percent"),
         (lambda events: late(events, by_place=True), "by its correlation"),
         (lambda events: events["stream"].mean(), "KeyError"),
-        (0.95, "function itself"),
     ],
 )
 def test_late_launches(small: tuple[Profile, Profile, Ranks], answer: Any, says: str) -> None:
@@ -175,47 +146,6 @@ def test_the_traces_of_the_exercise_are_needed(small: tuple[Profile, Profile, Ra
     assert "Pass the profile of reader_a" in hint("8.3", late, profile=small[1], other=small[0])
     assert "Pass the ranks" in hint("8.2", union, ranks=small[0])
     assert "no profile yet" in hint("8.3", late, profile=None, other=small[1])
-
-
-FASTER: Facts = {
-    "op": "aten::addmm",
-    "share": 0.6,
-    "saves_ms": 0.0,
-    "gpu_ms": {"aten::addmm": 0.735, "aten::gelu": 0.49},
-    "kernel_ms": [0.399, 0.336, 0.49],
-    "step_ms": 7.9,
-    "path_gpu_ms": 0.0,
-    "path_host_ms": 1.9,
-}
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({}, ""),
-        ({"op": "aten::gelu"}, "another op"),
-        ({"op": "cutlass"}, "no row"),
-        ({"share": 60.0}, "percent"),
-        ({"share": 0.4}, "one kernel"),
-        ({"share": 0.093}, "share of the step"),
-        ({"share": 0.3}, "half"),
-        ({"saves_ms": 0.3675}, "Does the end of the step wait"),
-        ({"saves_ms": 0.735}, "Does the end of the step wait"),
-        ({"saves_ms": 1.9}, "host's time"),
-        ({"saves_ms": 0.95}, "host's time"),
-        ({"saves_ms": 4.0}, "critical path"),
-    ],
-)
-def test_a_faster_kernel(change: dict[str, Any], says: str) -> None:
-    expect_of("8.4", says, FASTER | change)
-
-
-def test_a_faster_kernel_where_the_gpu_is_waited_for() -> None:
-    """What lies on the path is what counts, whatever it is of."""
-    waited = FASTER | {"path_gpu_ms": 0.5}
-
-    assert said_of("8.4", waited | {"saves_ms": 0.25}) == ""
-    assert "critical path" in said_of("8.4", waited)
 
 
 def test_ranks_without_collectives_of_both_have_no_straggler(small: tuple[Profile, Profile, Ranks]) -> None:

@@ -12,16 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import perfnb
 from notebooks.labs import build
-from perfnb import Profile
 from perfnb.errors import LabError
-from perfnb.labs.ledger import exercise_of, judged
 from perfnb.labs.made_traces import NOTE, TRACES, trace_file
 from tests.labs.judging import expect, hint
-from tests.labs.lab_08_answers import WORK, bounds, late, union
+from tests.labs.lab_08_answers import WORK, late, union
 
 Event = dict[str, Any]
 
@@ -75,17 +72,6 @@ def faster(made: Made, **change: Any) -> dict[str, Any]:
     return {"op": "aten::addmm", "share": gpu_ms["aten::addmm"] / sum(gpu_ms.values()), "saves_ms": 0} | change
 
 
-def machines(made: Made, **change: Any) -> dict[str, Any]:
-    op = "aten::scaled_dot_product_attention"
-    busy = [sum(made.gpu_ms(name).values()) for name in ("reader_a", "reader_b")]  # one stream: nothing overlaps
-    ratio = made.gpu_ms("reader_b")[op] / made.gpu_ms("reader_a")[op]
-    return {"op": op, "op_ratio": ratio, "busy_ratio": busy[1] / busy[0]} | change
-
-
-def straggler(made: Made, **change: Any) -> dict[str, Any]:
-    return {"rank": 1, "waits_ms": sum(waits(made)) / 3} | change
-
-
 def waits(made: Made) -> list[float]:
     """By step, for how long rank 0 waits in collectives of all ranks; the clock of rank 1 is ahead."""
     starts = []
@@ -103,102 +89,21 @@ def waits(made: Made) -> list[float]:
     return [sum(late_us[first : first + 5]) / 1e3 for first in (0, 5, 10)]
 
 
-def verdict(made: Made, **change: Any) -> dict[str, Any]:
-    own = made.ranks.times.query("rank == 0")
-    return {
-        "reader_a": ("fewer launches", made.a.gpu_idle["host_ms"].sum()),
-        "training_b": ("no allocation", made.training.gpu_idle["host_ms"].sum()),
-        "rank_0": ("hidden communication", own["exposed_ms"].mean()),
-    } | change
-
-
-def evidence(made: Made, number: str) -> dict[str, Any]:
-    return {
-        "8.1": {"profile": made.training, "ranks": made.ranks},
-        "8.2": {"ranks": made.ranks},
-        "8.3": {"profile": made.a, "other": made.b},
-        "8.4": {"profile": made.a},
-        "8.5": {"profile": made.training},
-        "8.6": {"ranks": made.ranks},
-        "8.7": {"profile": made.a, "other": made.b},
-        "8.8": {"profile": made.a, "training": made.training, "ranks": made.ranks},
-    }[number]
-
-
 Answer = Callable[[Made], Any]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "answer"),
-    [
-        ("8.1", lambda made: FIRST),
-        ("8.2", lambda made: union),
-        ("8.3", lambda made: late),
-        ("8.4", faster),
-        ("8.5", lambda made: CALLED),
-        ("8.6", straggler),
-        ("8.7", machines),
-        ("8.8", verdict),
-    ],
-)
-def test_right_answers_from_the_traces(made: Made, number: str, answer: Answer) -> None:
-    facts, found = judged(exercise_of(number), answer(made), evidence(made, number))
-
-    assert found == ""
-    exercise_of(number).judge(json.loads(json.dumps(facts)))  # as a teacher can from the exported file
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "answer", "says"),
-    [
-        ("8.1", lambda made: FIRST | {"iterations": 1}, "single step"),
-        ("8.1", lambda made: FIRST | {"batch": 64}, "another dimension"),
-        ("8.1", lambda made: FIRST | {"ranks": 2}, "loaded"),
-        ("8.2", lambda made: lambda work: 547.656, "On the made-up frame"),
-        ("8.2", lambda made: lambda work: work["duration_ns"].sum() / 1e6, "It is the sum"),
-        ("8.3", lambda made: lambda e: late(e, calls=["cuda_runtime"]), "one of them is missing"),
-        ("8.4", lambda made: faster(made, op="aten::scaled_dot_product_attention"), "took longer"),
-        ("8.4", lambda made: faster(made, share=float(made.a.kernels["total_ms"].max()) / on_gpu(made)), "one kernel"),
-        ("8.4", lambda made: faster(made, share=on_gpu(made, "aten::addmm") / a_ms(made)), "of the step"),
-        ("8.4", lambda made: faster(made, saves_ms=on_gpu(made, "aten::addmm") / 2), "wait for"),
-        ("8.4", lambda made: faster(made, saves_ms=float(saved(made.a, "aten::addmm"))), "host's time"),
-        ("8.5", lambda made: CALLED | {"per_iteration": 144}, "whole trace"),
-        ("8.5", lambda made: CALLED | {"call": "hipMalloc"}, "more time in another call"),
-        ("8.5", lambda made: CALLED | {"call": "hipExtModuleLaunchKernel", "per_iteration": 36}, "most frequent call"),
-        ("8.5", lambda made: CALLED | {"share": 98.3}, "percent"),
-        ("8.6", lambda made: straggler(made, rank=0), "waits inside it"),
-        ("8.6", lambda made: straggler(made, waits_ms=sum(waits(made))), "all steps together"),
-        ("8.6", lambda made: straggler(made, waits_ms=waits(made)[1]), "one step"),
-        ("8.6", lambda made: straggler(made, waits_ms=talked(made, 0)), "how much of it"),
-        ("8.6", lambda made: straggler(made, waits_ms=talked(made, 0) - talked(made, 1)), "is not waiting"),
-        ("8.7", lambda made: machines(made, op="aten::linear", op_ratio=1.2), "grew less"),
-        ("8.7", lambda made: machines(made, op="aten::native_layer_norm", op_ratio=0.72), "shrank"),
-        ("8.7", lambda made: machines(made, busy_ratio=made.step_ms("reader_b") / a_ms(made)), "step lengths"),
-        ("8.8", lambda made: verdict(made, reader_a=("faster kernels", 0.685)), "What does the GPU do"),
-        ("8.8", lambda made: verdict(made, reader_a=("fewer launches", a_ms(made))), "What would remain"),
-        ("8.8", lambda made: verdict(made, training_b=("fewer launches", 273.0)), "In which call"),
-        ("8.8", lambda made: verdict(made, training_b=("no allocation", 364.9)), "that work remains"),
-        ("8.8", lambda made: verdict(made, rank_0=("fewer launches", 5.0)), "mostly does one kind of work"),
-        ("8.8", lambda made: verdict(made, rank_0=("hidden communication", talked(made, 0))), "overlapped"),
-    ],
-)  # fmt: skip
-def test_wrong_answers_from_the_traces(made: Made, number: str, answer: Answer, says: str) -> None:
-    assert says in hint(number, answer(made), **evidence(made, number))
-
-
-def a_ms(made: Made) -> float:
-    return made.step_ms("reader_a")
-
-
-def on_gpu(made: Made, op: str = "") -> float:
-    found = made.gpu_ms("reader_a")
-    return found[op] if op else sum(found.values())
-
-
-def saved(profile: Profile, op: str) -> float:
-    return profile.path_savings.query("by == 'op' and part == @op")["saves_ms"].iloc[0]  # type: ignore[no-any-return]
+def test_right_answers_from_the_traces(made: Made) -> None:
+    answers: tuple[tuple[str, Any, dict[str, Any]], ...] = (
+        ("8.1", FIRST, {"profile": made.training, "ranks": made.ranks}),
+        ("8.2", union, {"ranks": made.ranks}),
+        ("8.3", late, {"profile": made.a, "other": made.b}),
+        ("8.4", faster(made), {"profile": made.a}),
+        ("8.5", CALLED, {"profile": made.training}),
+        ("8.6", {"rank": 1, "waits_ms": sum(waits(made)) / 3}, {"ranks": made.ranks}),
+    )
+    for number, answer, evidence in answers:
+        assert hint(number, answer, **evidence) == "", number
 
 
 def talked(made: Made, rank: int) -> float:
@@ -238,44 +143,21 @@ def mean_rate(made: Made, kind: str) -> float:
     ("change", "words"),
     [
         (lambda made: {}, ""),
-        (lambda made: {"pageable": np.float32(11.9), "pinned": torch.tensor(51), "saves_ms": np.float64(0.542)}, ""),
         (lambda made: {"pageable": 51.0, "pinned": 11.9}, "pageable: that is the bandwidth from the other kind"),
-        (lambda made: {"pinned": 11.9}, "pinned: that is the bandwidth from the other kind"),
         (lambda made: {"pageable": mean_rate(made, "Pageable")}, "mean of the copies' bandwidths"),
-        (lambda made: {"pinned": mean_rate(made, "Pinned")}, "mean of the copies' bandwidths"),
         (lambda made: {"pinned": pinned_by_name(made, "Pinned")}, "DtoH in their names"),
         (lambda made: {"pinned": pinned_by_name(made, "HtoD (Pinned", least=4096)}, "leaves out the labels"),
         (lambda made: {"pageable": on_their_way(made)["pageable"] / 1.073741824}, "GiB/s"),
         (lambda made: {"pageable": on_their_way(made)["pageable"] * 8}, "gigabits"),
-        (lambda made: {"pageable": on_their_way(made)["pageable"] * 1e3}, "a thousand times too large"),
-        (lambda made: {"pinned": 40.0}, "divided by their time"),
         (lambda made: {"saves_ms": on_their_way(made)["saves_ms"] * 3}, "all three steps"),
         (lambda made: {"saves_ms": on_their_way(made)["saves_ms"] / 2}, "only three of the six steps"),
         (lambda made: {"saves_ms": 0.706}, "pinned copies take time, too"),
-        (lambda made: {"saves_ms": 0.766}, "that is a share"),
-        (lambda made: {"saves_ms": 542.0}, "a thousand times too large"),
         (lambda made: {"saves_ms": 1.104}, "how much shorter the step becomes"),
         (lambda made: {"saves_ms": 0.9}, "difference between the two kinds"),
-        (lambda made: {"saves_ms": ...}, "no value yet"),
     ],
 )
 def test_cards_on_their_way(made: Made, change: Answer, words: str) -> None:
     expect("8.10", words, on_their_way(made, **change(made)))
-
-
-@pytest.mark.slow
-def test_the_levers_bounds_in_the_traces(made: Made) -> None:
-    """By other tables than those of the check: the ranks' and the findings'."""
-    found = exercise_of("8.8").measure(verdict(made), **evidence(made, "8.8"))["bounds"]
-    own = made.ranks.times.query("rank == 0")
-
-    assert found["reader_a"] == pytest.approx(bounds(0.004, 3.51, 0.0, 0.0), abs=0.01)
-    assert found["training_b"]["no allocation"] == pytest.approx(
-        made.training.findings.set_index("bottleneck")["bound_ms"]["allocator"], rel=0.01
-    )
-    assert found["rank_0"]["hidden communication"] == pytest.approx(own["exposed_ms"].mean())
-    assert 2 * found["rank_0"]["fewer launches"] < found["rank_0"]["hidden communication"]
-    assert found["rank_0"]["faster kernels"] == 0.0
 
 
 def test_what_the_text_says_of_the_traces(made: Made) -> None:
@@ -305,12 +187,6 @@ def test_what_the_text_says_of_the_traces(made: Made) -> None:
     assert ranks.clocks.loc[1, "ahead_us"] == pytest.approx(150, abs=1)
 
 
-def test_some_launches_come_in_time(made: Made) -> None:
-    """Else a function that returns 1 would be right."""
-    for profile in (made.a, made.b):
-        assert 0.5 < late(profile.events) < 0.9
-
-
 @pytest.mark.parametrize("name", sorted(TRACES.keys() - {"copies"}))
 def test_a_trace_says_that_it_is_made_up_and_is_small(made: Made, name: str) -> None:
     assert made.json[name]["note"] == NOTE
@@ -318,21 +194,6 @@ def test_a_trace_says_that_it_is_made_up_and_is_small(made: Made, name: str) -> 
     assert trace_file(name).stat().st_size < 50_000
     ids = Counter(event["args"]["correlation"] for event in made.events(name, *WORK))
     assert set(ids.values()) == ({1, 184} if name == "reader_a_again" else {1})
-
-
-def test_the_same_work_launched_as_one_graph(made: Made) -> None:
-    """Every kernel takes as long as before, and the step a fraction of the time."""
-    before, after = (made.events(name, "kernel") for name in ("reader_a", "reader_a_again"))
-    assert [(each["name"], each["dur"]) for each in before] == [
-        (each["name"], pytest.approx(each["dur"], abs=0.001)) for each in after
-    ]
-    assert made.step_ms("reader_a_again") < made.step_ms("reader_a") / 4
-    launches = [event for event in made.events("reader_a_again", "cuda_runtime") if "Launch" in event["name"]]
-    assert [event["name"] for event in launches] == ["cudaGraphLaunch"]
-    again = perfnb.load(trace_file("reader_a_again"))
-    assert late(again.events) == 0.0
-    assert again.gpu_time["busy_ms"].sum() == pytest.approx(0.69, abs=0.005)
-    assert made.a.gpu_time["busy_ms"].sum() == pytest.approx(0.69, abs=0.005)
 
 
 def test_the_recorded_trace_is_as_the_text_has_it(made: Made) -> None:

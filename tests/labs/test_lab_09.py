@@ -12,7 +12,7 @@ import torch
 
 from perfnb.errors import LabError
 from perfnb.labs.made_service import CARDS_PER_S, PlantedService, monday
-from tests.labs.judging import expect
+from tests.labs.judging import expect, hint
 from tests.labs.lab_09_answers import (
     by_own_clock,
     lateness,
@@ -31,10 +31,6 @@ from tests.labs.lab_09_answers import (
     [
         ({}, ""),
         ({"half": 0, "nine_tenths": np.int64(9), "cached": torch.tensor(16.0)}, ""),
-        ({"half": -1.0}, "not negative"),
-        ({"nine_tenths": 0.2}, "at a busier server"),
-        ({"cached": 0.0}, "a factor"),
-        ({"half": 1e5}, "without a unit"),
         ({"cached": "fast"}, "must be a number"),
     ],
 )
@@ -45,7 +41,6 @@ def test_a_prediction(change: dict[str, Any], words: str) -> None:
 LOG = monday()
 PER_S = len(LOG) / 600
 SERVICE, LATENCY = float(LOG["service_s"].mean()), float((LOG["answered_s"] - LOG["arrived_s"]).mean())
-MEDIAN = float((LOG["answered_s"] - LOG["arrived_s"]).median())
 
 
 @pytest.mark.parametrize(
@@ -53,22 +48,8 @@ MEDIAN = float((LOG["answered_s"] - LOG["arrived_s"]).median())
     [
         ({}, ""),
         ({"utilization": np.float32(PER_S * SERVICE), "inside": torch.tensor(PER_S * LATENCY)}, ""),
-        ({"inside": round(PER_S * LATENCY, 2)}, ""),
-        ({"utilization": 100 * PER_S * SERVICE}, "percent"),
-        ({"utilization": PER_S * LATENCY}, "keeps no server busy"),
-        ({"utilization": 600 * PER_S * SERVICE}, "how many seconds the server was busy"),
-        ({"utilization": PER_S}, "how many cards arrive per second"),
         ({"utilization": 10 * SERVICE}, "ten cards per second, the rate of the benchmark"),
-        ({"utilization": SERVICE}, "How many such cards arrive per second"),
         ({"utilization": 0.96}, "not the share of the ten minutes"),
-        ({"utilization": 0.8}, "which of its times is spent on the server"),
-        ({"inside": PER_S * (LATENCY - SERVICE)}, "leaves out the card that is being served"),
-        ({"inside": PER_S * SERVICE}, "that is the utilization"),
-        ({"inside": PER_S * MEDIAN}, "about means"),
-        ({"inside": LATENCY}, "that is the mean time"),
-        ({"inside": 600 * PER_S * LATENCY}, "sum over all cards"),
-        ({"inside": 10 * LATENCY}, "ten cards per second, the rate of the benchmark"),
-        ({"inside": 7.0}, "not the mean number of cards"),
     ],
 )
 def test_little_s_law(change: dict[str, Any], words: str) -> None:
@@ -107,10 +88,6 @@ def after_one(arrivals: Sequence[float], services: Sequence[float]) -> list[floa
     ("answer", "words"),
     [
         (queue, ""),
-        (lambda a, s: tuple(queue(a, s)), ""),
-        (lambda a, s: np.array(queue(a, s)), ""),
-        (lambda a, s: torch.tensor(queue(a, s)), ""),
-        (lambda a, s: dict(enumerate(queue(a, s))).values(), ""),
         (waits, "These are the waits"),
         (lambda a, s: s, "no card ever waits"),
         (ends, "the times at which the cards were answered"),
@@ -118,23 +95,10 @@ def after_one(arrivals: Sequence[float], services: Sequence[float]) -> list[floa
         (lambda a, s: never_idle(a, s, a[0]), "before it has arrived"),
         (after_one, "may have waited, too"),
         (lambda a, s: [1000 * latency for latency in queue(a, s)], "When does the server become free"),
-        (lambda a, s: queue(a, s)[1:], "yours are 3"),
-        (lambda a, s: [0.0, *queue(a, s)], "yours are more"),
-        (lambda a, s: 3.0, "Return a list of 4"),
-        (lambda a, s: None, "returns nothing yet"),
     ],
 )
 def test_a_queue(answer: Callable[..., Any], words: str) -> None:
     expect("9.3", words, answer)
-
-
-def test_the_log_is_the_queue_of_its_cards() -> None:
-    arrivals, services = LOG["arrived_s"].tolist(), LOG["service_s"].tolist()
-    found = LOG["answered_s"] - LOG["arrived_s"]
-    free = 0.0
-    for arrived, service, latency in zip(arrivals, services, found, strict=True):
-        free = max(free, arrived) + service
-        assert latency == pytest.approx(free - arrived)
 
 
 def test_monday_is_what_the_lab_tells() -> None:
@@ -155,9 +119,6 @@ def test_monday_is_what_the_lab_tells() -> None:
     ("answer", "words"),
     [
         (load_test, ""),
-        (lambda service, due: tuple(load_test(service, due)), ""),
-        (lambda service, due: np.array(load_test(service, due)), ""),
-        (lambda service, due: torch.tensor(load_test(service, due), dtype=torch.float64), ""),
         (sent, "Your clock starts when a card is sent"),
         (lateness, "how late each card was sent"),
         (moments, "the times at which the cards were answered"),
@@ -168,11 +129,17 @@ def test_monday_is_what_the_lab_tells() -> None:
         (since_own_start, "service.now() reads its clock"),
         (lambda service, due: [0.1 for _ in due], "once for each card"),
         (lambda service, due: (load_test(service, due), service.serve()), "have been served"),
-        (lambda service, due: max(load_test(service, due)), "Return a list"),
     ],
 )
 def test_an_honest_load_test(answer: Callable[..., Any], words: str) -> None:
     expect("9.4", words, answer)
+
+
+def test_cards_are_due_at_even_intervals() -> None:
+    seen: list[Sequence[float]] = []
+
+    assert hint("9.4", lambda service, due: seen.append(due) or load_test(service, due)) == ""
+    assert seen == [[0.5 * place for place in range(20)], [3.0 + 0.5 * place for place in range(10)]]
 
 
 def test_only_waiting_and_serving_take_time() -> None:
@@ -185,9 +152,6 @@ def test_only_waiting_and_serving_take_time() -> None:
     assert (service.now(), service.served) == (3.5, 2)
     with pytest.raises(LabError, match="All 2 requests have been served"):
         service.serve()
-
-
-BATCHES = {1: 10.0, 2: 11.0, 4: 14.0, 8: 22.0}
 
 
 def rate(batch_ms: dict[int, float], bound_ms: float, batches: float = 2.0) -> float:
@@ -203,8 +167,6 @@ def largest_size(batch_ms: dict[int, float], bound_ms: float) -> float:
     ("answer", "words"),
     [
         (rate, ""),
-        (lambda b, bound: np.float32(rate(b, bound)), ""),
-        (lambda b, bound: torch.tensor(rate(b, bound), dtype=torch.float64), ""),
         (lambda b, bound: rate(b, bound, 1), "has to wait for that one as well"),
         (lambda b, bound: rate(b, math.inf), "ignores the bound"),
         (lambda b, bound: rate(b, bound) / 1000, "per millisecond"),
@@ -214,9 +176,7 @@ def largest_size(batch_ms: dict[int, float], bound_ms: float) -> float:
         (lambda b, bound: rate(b, bound) or rate({1: b[1]}, math.inf), "no size keeps the bound"),
         (lambda b, bound: max(1000 * size / ms for size, ms in b.items() if 2 * ms <= bound),
          "1 in 30 ms, 2 in 34 ms, no size keeps the bound. Your code raised ValueError"),
-        (lambda b, bound: 1 / 0, "ZeroDivisionError"),
         (lambda b, bound: rate(b, bound, 3), "Which sizes keep the bound"),
-        (lambda b, bound: None, "no value"),
     ],
 )  # fmt: skip
 def test_batches_within_a_bound(answer: Callable[..., Any], words: str) -> None:

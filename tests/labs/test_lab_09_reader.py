@@ -12,20 +12,11 @@ import torch
 from tests.labs.judging import expect, hint
 from tests.labs.lab_09_answers import (
     a_reader,
-    anew,
     as_tensors,
     cached,
     cell_with,
-    first_cache,
     first_place,
-    flat,
-    flat_row,
-    forgotten,
     largest,
-    one_by_one,
-    one_pass_more,
-    same_image,
-    whole_with_cache,
     with_gradients,
 )
 
@@ -43,9 +34,6 @@ def in_bytes(blocks: int, width: int, length: int, cards: int) -> int:
     ("answer", "words"),
     [
         (in_bytes, ""),
-        (lambda *sizes: float(in_bytes(*sizes)), ""),
-        (lambda *sizes: np.int64(in_bytes(*sizes)), ""),
-        (lambda *sizes: torch.tensor(in_bytes(*sizes)), ""),
         (lambda *sizes: in_bytes(*sizes) / 2, "a key *and* a value"),
         (lambda *sizes: in_bytes(*sizes) / 4, "How many bytes"),
         (lambda *sizes: in_bytes(*sizes) / 8, "What is missing"),
@@ -56,9 +44,7 @@ def in_bytes(blocks: int, width: int, length: int, cards: int) -> int:
         (lambda b, w, n, c: in_bytes(b, w, n * n, c), "not kept"),
         (lambda b, w, n, c: 4 * b * n * n * c, "not kept"),
         (lambda b, w, n, c: 4 * in_bytes(b, w, n, c), "those of all heads together"),
-        (lambda b, w, n, c: 3 * in_bytes(b, w, n, c), "128 positions and 1 card, your result is"),
         (lambda b, w, n, c: 3 * in_bytes(b, w, n, c), "What does each block keep"),
-        (lambda b, w, n, c: 1e6 * in_bytes(b, w, n, c), "your result is 3.93216e+11. It is a million times too large"),
     ],
 )
 def test_the_size_of_the_cache(answer: Callable[..., Any], words: str) -> None:
@@ -79,27 +65,8 @@ def test_the_reader_s_cache_has_that_size(reader: Any) -> None:
     [
         (cached, ""),
         (as_tensors, ""),
-        (lambda *given: map(np.int64, cached(*given)), ""),
-        (lambda *given: map(float, cached(*given)), ""),
-        (anew, "the passes compute 12, 13, 14 ... images, all of them anew"),
-        (whole_with_cache, "13 images, but its cache already has 12"),
-        (forgotten, "does not know the card"),
-        (first_cache, "the cache stays at 12 places"),
-        (one_by_one, "give it the whole card in one pass"),
-        (flat, "the Reader got images of shape (64,)"),
-        (flat, "a single image has the shape (1, 1, 64) (line "),
-        (flat, "of its cell: scores, cache = reader(new, cache))"),
-        (flat_row, "the Reader got images of shape (1, 64)"),
-        (one_pass_more, "the Reader ran 6 times, including once after the last character"),
         (first_place, "scores of the *last* place"),
-        (same_image, "printed image of the character"),
-        (lambda *given: list(cached(*given)), "comes after 5 passes"),
-        (lambda reader, card, count: cached(reader, card, count - 1), "you yield 4, not 5"),
-        (lambda reader, card, count: cached(reader, card, count + 1), "you yield more, not 5"),
         (with_gradients, "gradients are recorded"),
-        (lambda reader, card, count: (c + 0.5 for c in cached(reader, card, count)), "whole number"),
-        (lambda *given: 3, "Yield the characters"),
-        (lambda *given: None, "yields nothing yet"),
     ],
 )
 def test_one_character_at_a_time(reader: Any, answer: Callable[..., Any], words: str) -> None:
@@ -122,8 +89,6 @@ def expected(acceptance: float, guesses: int) -> float:
     ("answer", "words"),
     [
         (expected, ""),
-        (lambda a, k: np.float64(expected(a, k)), ""),
-        (lambda a, k: torch.tensor(expected(a, k), dtype=torch.float64), ""),
         (lambda a, k: expected(a, k) - 1, "its own character"),
         (lambda a, k: 1 + a * k, "Guesses after the first wrong one"),
         (lambda a, k: a * k, "its own character"),
@@ -146,7 +111,7 @@ def test_guesses_change_no_answer_and_the_formula_holds(reader: Any) -> None:
     names: dict[str, Any] = {"torch": torch}
     exec(cell_with("def speculative").partition("COUNT = ")[0], names)
     card, generator = torch.rand(1, 4, 64), np.random.default_rng(5)
-    right = list(anew(reader, card, 70))
+    right = list(cached(reader, card, 70))
 
     def draft(start: int, length: int) -> list[int]:
         spoilt = generator.random(length) >= 0.7
@@ -175,8 +140,6 @@ def differences(model: Any, other: Any, inputs: Any) -> Any:
     ("answer", "words"),
     [
         (largest, ""),
-        (lambda *given: largest(*given).item(), ""),
-        (lambda *given: largest(*given).numpy(), ""),
         (lambda *given: float("inf") if bool(largest(*given).isnan()) else by_hand(*given), ""),
         (lambda model, other, inputs: largest(model, other, inputs[:1]), "only at the first input"),
         (lambda *given: differences(*given).max(), "is there an absolute value"),
@@ -203,8 +166,7 @@ def differences(model: Any, other: Any, inputs: Any) -> Any:
         ),
         (lambda *given: differences(*given).abs().sum(), "Which two numbers does your function divide"),
         (lambda *given: float("nan"), "not a finite number"),
-        (lambda *given: [0.5], "must be one number, not a list"),
-        (lambda *given: None, "no value"),
+        (lambda *given: True, "must be a number, not True"),
     ],
 )
 def test_the_same_answers(answer: Callable[..., Any], words: str) -> None:

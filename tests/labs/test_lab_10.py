@@ -42,13 +42,6 @@ from tests.labs.lab_10_answers import (
     [
         ({}, ""),
         ({"speedup": 2, "transfers": np.int64(1), "overlap": torch.tensor(0.0)}, ""),
-        ({"transfers": 160.0}, ""),
-        ({"speedup": -1.0}, "2.0 means twice as fast"),
-        ({"speedup": 180.0}, "2.0 means twice as fast"),
-        ({"transfers": 0}, "exchange gradients"),
-        ({"transfers": 2.5}, "exchange gradients"),
-        ({"overlap": -0.5}, "0 means no gain"),
-        ({"overlap": 50}, "a share of the step"),
         ({"overlap": "half"}, "must be a number"),
     ],
 )
@@ -60,9 +53,6 @@ def test_a_prediction(change: dict[str, Any], words: str) -> None:
     ("answer", "words"),
     [
         (efficiency, ""),
-        (lambda *given: tuple(efficiency(*given)), ""),
-        (lambda *given: np.array(efficiency(*given)), ""),
-        (lambda *given: torch.tensor(efficiency(*given)), ""),
         (lambda one, several, ranks, mode: [ranks * e for e in efficiency(one, several, ranks, mode)],
          "That is the speed-up"),
         (lambda one, several, ranks, mode: efficiency(one, several, ranks, "weak"), "right for weak scaling only"),
@@ -84,9 +74,6 @@ def test_a_prediction(change: dict[str, Any], words: str) -> None:
         (lambda one, several, ranks, mode: [several[0] / one[0] * (ranks if mode == "strong" else 1)] * 3,
          "upside down"),
         (lambda *given: [0.5, 0.4, 0.6], "How much work does the job do"),
-        (lambda *given: efficiency(*given)[0], "Return a list of 3"),
-        (lambda *given: efficiency(*given)[:2], "yours are 2"),
-        (lambda *given: None, "returns nothing yet"),
     ],
 )  # fmt: skip
 def test_efficiency_and_its_interval(answer: Callable[..., Any], words: str) -> None:
@@ -97,9 +84,6 @@ def test_efficiency_and_its_interval(answer: Callable[..., Any], words: str) -> 
     ("answer", "words"),
     [
         (ring, ""),
-        (lambda *given: np.float64(ring(*given)), ""),
-        (lambda *given: torch.tensor(ring(*given), dtype=torch.float64), ""),
-        (lambda p, ranks, times: times * 2 * (ranks - 1) * 4 * p / ranks, ""),
         (lambda *given: ring(*given) / 2, "one round of the ring"),
         (lambda *given: ring(*given) / 4, "How many bytes does a float32 have"),
         (lambda *given: 2 * ring(*given), "not eight"),
@@ -113,7 +97,6 @@ def test_efficiency_and_its_interval(answer: Callable[..., Any], words: str) -> 
             lambda p, ranks, times: ring(p, ranks, times) + 8,
             "2 ranks and 1 exchange per step, your result is 2.41771e+06. Into how many",
         ),
-        (lambda *given: None, "no value"),
     ],
 )
 def test_around_the_ring(answer: Callable[..., Any], words: str) -> None:
@@ -124,10 +107,6 @@ def test_around_the_ring(answer: Callable[..., Any], words: str) -> None:
     ("answer", "words"),
     [
         (buckets, ""),
-        (lambda sizes, full: tuple(buckets(sizes, full)), ""),
-        (lambda sizes, full: np.array(buckets(sizes, full)), ""),
-        (lambda sizes, full: torch.tensor(buckets(sizes, full)), ""),
-        (lambda sizes, full: [float(each) for each in buckets(sizes, full)], ""),
         (lambda sizes, full: buckets(sizes[::-1], full), "Whose gradient does the backward pass compute first"),
         (lambda sizes, full: buckets(sizes, full)[::-1], "in the wrong order"),
         (never_above, "before it would exceed its size"),
@@ -143,9 +122,6 @@ def test_around_the_ring(answer: Callable[..., Any], words: str) -> None:
         (lambda sizes, full: [full] * 3, "Each gradient is sent exactly once"),
         (lambda sizes, full: [sizes[-1], sum(sizes[:-1])], "Which gradient fills the first bucket"),
         (lambda sizes, full: [sizes[:1], sizes[1:]], "rather than a list of its gradients"),
-        (lambda sizes, full: [], "yours has none"),
-        (lambda sizes, full: len(sizes), "Return a list"),
-        (lambda sizes, full: None, "returns nothing yet"),
     ],
 )  # fmt: skip
 def test_buckets(answer: Callable[..., Any], words: str) -> None:
@@ -253,8 +229,6 @@ def test_the_step_of_the_solution_is_that_of_the_check() -> None:
     ("answer", "words"),
     [
         (exposed, ""),
-        (lambda c, s: np.float32(exposed(c, s)), ""),
-        (lambda c, s: torch.tensor(exposed(c, s)), ""),
         (lambda c, s: length(s), "That is all sending"),
         (lambda c, s: length(s) - exposed(c, s), "the hidden part"),
         (lambda c, s: max(0, s[-1][1] - c[-1][1]), "gaps earlier in the step"),
@@ -262,7 +236,6 @@ def test_the_step_of_the_solution_is_that_of_the_check() -> None:
         (lambda c, s: max(0, length(s) - length(c)), "You subtract all computing"),
         (lambda c, s: exposed(c, s) + 1, "your result is 5. For each transfer, how long does it run"),
         (lambda c, s: exposed(c, s) - 10, "A time is not negative"),
-        (lambda c, s: None, "no value"),
     ],
 )
 def test_exposed(answer: Callable[..., Any], words: str) -> None:

@@ -16,7 +16,6 @@ import torch
 
 import perfnb
 from perfnb import labs
-from perfnb.errors import LabError
 from perfnb.labs.made_job import LATE, LATE_ONCE, NOTE, ONCE, RANKS, STEPS, planted_step, write_job
 from perfnb.results import Ranks
 from tests.labs.judging import expect, hint
@@ -65,11 +64,8 @@ def test_the_straggler_is_planted(files: list[Path]) -> None:
     assert sum(path.stat().st_size for path in files) < 100_000
 
 
-@pytest.mark.slow
 def test_perfnb_names_the_straggler(rented: Ranks) -> None:
-    assert rented.straggler == LATE
-    assert len(rented) == RANKS
-    assert "straggler" in set(rented.findings["bottleneck"])
+    assert (rented.straggler, len(rented)) == (LATE, RANKS)
 
 
 def test_the_job_sends_for_longer_than_it_computes(rented: Ranks) -> None:
@@ -91,19 +87,8 @@ def waits(rented: Ranks) -> Any:
     [
         (lambda w: {}, ""),
         (lambda w: {"rank": np.int64(LATE), "waits_ms": torch.tensor(w.drop(LATE).mean())}, ""),
-        (lambda w: {"rank": float(LATE), "waits_ms": np.float32(w.drop(LATE).mean())}, ""),
-        (lambda w: {"rank": 6}, "because it waits there"),
         (lambda w: {"rank": LATE_ONCE}, "only in the step with the longest waits"),
-        (lambda w: {"rank": 3}, "nobody to wait for"),
-        (lambda w: {"rank": 8}, "nobody to wait for"),
-        (lambda w: {"waits_ms": w[LATE]}, "how long the straggler itself waits"),
-        (lambda w: {"waits_ms": w.mean()}, "includes the straggler"),
-        (lambda w: {"waits_ms": w.drop(LATE).sum()}, "the total of the others"),
-        (lambda w: {"waits_ms": len(STEPS) * w.drop(LATE).mean()}, "per step"),
         (lambda w: {"waits_ms": w.max()}, "waits longest"),
-        (lambda w: {"waits_ms": w.drop(LATE).mean() - w[LATE]}, "how much longer the others wait"),
-        (lambda w: {"waits_ms": 3.2}, "not the time that the other seven wait"),
-        (lambda w: {"waits_ms": 3.2}, "Which ranks and which steps"),
     ],
 )
 def test_the_straggler(rented: Ranks, change: Callable[[Any], dict[str, Any]], words: str) -> None:
@@ -134,8 +119,6 @@ def best(step: float, computing: float, sending: float, both: float, waiting: fl
     ("answer", "words"),
     [
         (best, ""),
-        (lambda *given: np.float64(best(*given)), ""),
-        (lambda *given: torch.tensor(best(*given), dtype=torch.float64), ""),
         (lambda s, c, t, b, w: s - (t - b - w), "not enough computing left"),
         (lambda s, c, t, b, w: s - min(t - b, c - b), "the last rank come earlier"),
         (lambda s, c, t, b, w: s - (t - b), "including the waiting for another rank"),
@@ -145,7 +128,6 @@ def best(step: float, computing: float, sending: float, both: float, waiting: fl
         (lambda s, c, t, b, w: s - best(s, c, t, b, w), "how much shorter the step becomes"),
         (lambda s, c, t, b, w: s - min(t - w, c - b), "cannot be saved a second time"),
         (lambda s, c, t, b, w: s / 2, "your result is 20. How much transfer is still exposed"),
-        (lambda *given: None, "no value"),
     ],
 )
 def test_perfect_overlap(answer: Callable[..., Any], words: str) -> None:
@@ -192,11 +174,6 @@ def exposed_of(work: Any) -> float:
         *(list(zip(*of.loc[of["what"] == what, ["start_ms", "end_ms"]].to_numpy().T, strict=True))
           for what in ("computing", "sending"))
     )  # fmt: skip
-
-
-def test_a_step_has_four_parts() -> None:
-    with pytest.raises(LabError, match="synced must have 4 values"):
-        planted_step([3, 3], [READER], (True, False))
 
 
 def test_the_real_traces_are_an_extra(files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,13 +30,6 @@ def _forgets_compiled_code() -> Iterator[None]:
     [
         ({}, ""),
         ({"gain": 1, "compilations": np.int64(2), "memory": torch.tensor(256.0)}, ""),
-        ({"compilations": 2.0}, ""),
-        ({"gain": 0.0}, "gain is a factor"),
-        ({"gain": 1e5}, "not a time"),
-        ({"compilations": 0}, "compilations is a count"),
-        ({"compilations": 2.5}, "compilations is a count"),
-        ({"compilations": 1201}, "more often than it is called"),
-        ({"memory": 0.1}, "need less memory"),
         ({"memory": "more"}, "must be a number"),
     ],
 )
@@ -52,9 +45,6 @@ def at_most(ms: dict[str, float], kept: list[str]) -> float:
     ("answer", "words"),
     [
         (at_most, ""),
-        (lambda ms, kept: np.float32(at_most(ms, kept)), ""),
-        (lambda ms, kept: torch.tensor(at_most(ms, kept)), ""),
-        (lambda ms, kept: pd.Series(ms).sum() / pd.Series(ms)[kept].sum(), ""),
         (lambda ms, kept: 1 / at_most(ms, kept), "the share that stays"),
         (lambda ms, kept: 1 - 1 / at_most(ms, kept), "How many times as fast is the whole?"),
         (lambda ms, kept: sum(ms.values()) - sum(ms[name] for name in kept), "milliseconds that can vanish"),
@@ -67,7 +57,6 @@ def at_most(ms: dict[str, float], kept: list[str]) -> float:
         (lambda ms, kept: round(at_most(ms, kept)), "is rounded"),
         (lambda ms, kept: len(ms) / len(kept), "counts layers"),
         (lambda ms, kept: sum(ms.values()), "how long is the step"),
-        (lambda ms, kept: None, "no value"),
     ],
 )
 def test_what_a_compiler_can_save(answer: Callable[..., Any], words: str) -> None:
@@ -114,19 +103,8 @@ def test_the_graphs_of_a_card_are_counted(graphs: int, monkeypatch: pytest.Monke
     ("returns", "words"),
     [
         (f"[self.head(x), {ABS}.reshape(1)]", ""),
-        ("self.head(x), torch.maximum(x.max(), -x.min())", ""),
-        ("self.head(x), x.norm(p=float('inf'))", ""),
         ("self.head(x), x.max()", "misses negative numbers"),
-        ("self.head(x), x.abs().mean()", "is a mean"),
-        ("self.head(x), self.head(x).abs().max()", "the largest score"),
-        ("self.head(x), x.square().max()", "not the largest absolute number"),
-        ("self.head(x), x.abs().amax(-1)", "12 numbers instead of the largest one"),
         (f"self.head(x), {ABS}.item()", "breaks the graph"),
-        ("self.head(x)", "a single tensor"),
-        (f"{ABS}, self.head(x)", "120 numbers instead of the largest one"),
-        (f"self.head(self.head.weight.new_zeros(x.shape)), {ABS}", "scores differ"),
-        (f"{{'scores': self.head(x), 'largest': {ABS}}}", "returns a dict"),
-        (f"3, {ABS}", "int instead of the scores"),
         ("None", "nothing yet"),
     ],
 )
@@ -197,9 +175,6 @@ def only(dynamic: bool | None, answer: Callable[[list[int]], float]) -> Callable
     ("answer", "words"),
     [
         (versions, ""),
-        (lambda *given: float(versions(*given)), ""),
-        (lambda *given: np.int32(versions(*given)), ""),
-        (lambda *given: torch.tensor(versions(*given)), ""),
         (lambda lengths, dynamic: versions(np.unique(lengths).tolist(), dynamic), ""),
         (only(False, len), "you count cards"),
         (only(False, lambda lengths: len(set(lengths))), "gives up after 8"),

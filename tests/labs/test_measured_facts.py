@@ -17,8 +17,6 @@ from perfnb.results import ABTest, Journal, Ranks, Roofline
 from tests.labs.judging import an_ab_test, hint
 from tests.labs.lab_02_answers import all_inside_off, children_off
 
-MIB = 2**20
-
 
 def made(kind: Any = Profile, **parts: Any) -> Any:
     """A result with these tables."""

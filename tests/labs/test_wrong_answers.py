@@ -1,9 +1,9 @@
 """For each exercise at least three wrong answers are refused in these tests.
 
-They are counted where they stand: the rows of a test that gets an answer and what the check says of it (`says` or
-`words`, empty where the answer is right) or asserts of each answer that there is a hint, and the lines ``assert "..."
-in hint("2.3", ...)``. What is merely no answer (``None``, a number where a function is asked for) does not count, but
-where a prediction is asked for, of which only the form is judged.
+They are counted where they stand: the rows of a test that gets an answer, or facts, and what the check says of it
+(`says` or `words`, empty where the answer is right) or asserts of each answer that there is a hint, and the lines
+``assert "..." in hint("2.3", ...)``. What is merely no answer (``None``, a number where a function is asked for) does
+not count, but where a prediction is asked for, of which only the form is judged.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ NO_ANSWER = re.compile(
 
 
 def every_test() -> Iterator[Any]:
-    for path in sorted(Path(__file__).parent.glob("test_lab_*.py")):
+    folder = Path(__file__).parent
+    for path in sorted([*folder.glob("test_lab_*.py"), *folder.glob("test_boundaries*.py")]):
         module = importlib.import_module(f"{__package__}.{path.stem}")
         yield from (each for name, each in vars(module).items() if name.startswith("test_"))
 

@@ -36,6 +36,13 @@ def parser() -> argparse.ArgumentParser:
         ("--steps=5 --budget 2.5 f(a, '--steps')", {"steps": 5, "budget": 2.5}, "f(a, '--steps')"),
         ("--into 'p' g()", {"into": "p"}, "g()"),
         ('--into="a b"', {"into": "a b"}, ""),
+        ('--into="it\'s" f("c  d")', {"into": "it's"}, 'f("c  d")'),
+        ("--into '' f()", {"into": ""}, "f()"),
+        ("--into -x f()", {"into": "-x"}, "f()"),
+        ("-x", {}, "-x"),
+        ("f(a) --steps 5", {}, "f(a) --steps 5"),
+        ("--into --quiet f()", None, "--into requires a value: --into INTO"),
+        ("--Steps 5", None, "there is no option --Steps: did you mean --steps?"),
         ("--quiet --x", None, "there is no option --x: the options are --budget, --into, --quiet, --steps."),
         ("--step 5", None, "there is no option --step: did you mean --steps?"),
         ("--help", None, "there is no option --help: %%profile_step? shows the help."),
@@ -121,6 +128,8 @@ def test_a_cell_has_the_value_of_its_last_expression(shell: Any) -> None:
         ("await f()", "the step cannot use await at its top level: put it into a function."),
         ("if x:\n    async for y in z: pass", "the step cannot use await at its top level: put it into a function."),
         ("x = [", "the step is not valid Python.\n  Cell In[3]"),
+        ("async with f(): pass", "the step cannot use await at its top level: put it into a function."),
+        ("  a = 1\n b = 2", "the step is not valid Python.\n  Cell In[3]"),
         ("return 5", "the step is not valid Python.\n  Cell In[3]"),
     ],
 )
@@ -164,7 +173,22 @@ def test_a_clause_feeds_the_cell(shell: Any) -> None:
         batches()
 
 
-@pytest.mark.parametrize("clause", ["x in y", "for x of y", "for x in y; z()", "for x in", "while x", "for f() in y"])
+@pytest.mark.parametrize(
+    "clause",
+    [
+        *(
+            "x in y",
+            "for x of y",
+            "for x in y; z()",
+            "for x in",
+            "while x",
+            "for f() in y",
+            "for x",
+            "for x in y: pass",
+        ),
+        *("for x in y for y in x", "for x in await g()", "async for x in y", "for x in y]"),
+    ],
+)
 def test_other_clauses_are_refused(clause: str, shell: Any) -> None:
     with pytest.raises(UsageError) as raised:
         clause_of(shell, clause)
@@ -189,7 +213,15 @@ def test_levers_are_those_that_the_line_lists_or_all(shell: Any, monkeypatch: py
         ("auto", "time", 120.0),
         (["threads", "compile"], "memory", 5.0),
     ]
-    for line in ("--budget 0 train()", "--budget 1e9 train()", "--levers threads,,compile train()", ""):
-        with pytest.raises(UsageError):
+    for line, said in (
+        ("--budget 0 train()", "--budget must be a number of seconds above 0, not 0.0."),
+        ("--budget 1e9 train()", "--budget must be"),
+        ("--levers threads,,compile train()", "--levers requires names separated by commas, without spaces"),
+        ("--levers compil train()", '--levers must be "auto" or a list of these: threads, compile,'),
+        ("--into 3 train()", "--into requires a variable name, not '3'."),
+        ("", "there is nothing to speed up: write a statement after %try_levers."),
+    ):
+        with pytest.raises(UsageError) as raised:
             magic(line)
+        assert str(raised.value).startswith(said)
     assert len(asked) == 2

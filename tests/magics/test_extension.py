@@ -1,9 +1,8 @@
-"""Loading and unloading the extension, its help, and completion of its options."""
+"""The extension's help, completion of its options, and what was loaded before it; `test_shells` loads it."""
 
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +10,8 @@ import pytest
 from IPython.core import completer
 
 from perfnb.magics import MAGICS, register, unregister
-from tests.magics.kernel import Kernel, started
+from tests.magics.kernel import Kernel
 
-HEAVY = ("torch", "pandas", "matplotlib", "ipywidgets", "anywidget", "pyarrow", "scipy")
 OPTIONS = [
     "--budget",
     "--ddp",
@@ -35,34 +33,6 @@ def completion() -> Any:
     if not hasattr(completer, "context_matcher"):
         pytest.skip("this version of IPython completes no options")
     return importlib.import_module("perfnb.magics.completion")
-
-
-@pytest.mark.slow
-def test_load_reload_unload(tmp_path: Path) -> None:
-    with started(tmp_path) as kernel:
-        kernel.ok("import perfnb\n%load_ext perfnb")
-        assert kernel.value(f"[name for name in {HEAVY} if name in __import__('sys').modules]") == []
-        assert kernel.value("'perfnb' in __import__('sys').modules") is True
-        assert kernel.completions("%%profile_step --ste") == ["--steps"]
-
-        assert "already loaded" in kernel.ok("%load_ext perfnb").text()
-        kernel.ok("%reload_ext perfnb")
-        assert kernel.completions("%%profile_step --ste") == ["--steps"]
-        assert len(kernel.value("[m.__name__ for m in get_ipython().Completer.custom_matchers]")) == 1
-        assert (
-            kernel.run("%profile_step --steps 0 f()").message == "--steps must be a whole number of at least 1, not 0."
-        )
-
-        kernel.ok("%unload_ext perfnb")
-        assert kernel.run("%profile_step f()").message.startswith("Line magic function `%profile_step` not found")
-        assert kernel.run("%%profile_step\nf()").message.startswith("Cell magic `%%profile_step` not found")
-        assert "--steps" not in kernel.completions("%%profile_step --ste")
-        assert kernel.value("get_ipython().Completer.custom_matchers") == []
-
-        kernel.ok("%load_ext perfnb")
-        assert kernel.completions("%profile_step --ste") == ["--steps"]
-        reply = kernel.ok("%profile_step --steps 2 --warmup 1 sum(range(9))")
-        assert len(reply.shown()) == 1, "also a step without torch and without a model"
 
 
 @pytest.mark.parametrize(

@@ -48,13 +48,6 @@ def test_a_cell_is_watched_from_start_to_end(kernel: Kernel) -> None:
     assert kernel.value("bool(w.samples['t_s'].max() > 0.4)")
 
 
-def test_a_second_start_ends_the_first(kernel: Kernel) -> None:
-    kernel.ok("%gpuwatch --into v")
-    kernel.ok("%gpuwatch --into w")
-    assert kernel.value("(v.running, w.running)") == (False, True)
-    kernel.ok("%gpuwatch stop")
-
-
 def test_an_error_or_interrupt_reaches_the_user_and_ends_the_watch(kernel: Kernel) -> None:
     reply = kernel.run("%%gpuwatch --into w\n1 / 0")
     assert reply.error == "ZeroDivisionError"
@@ -69,45 +62,6 @@ def test_an_error_or_interrupt_reaches_the_user_and_ends_the_watch(kernel: Kerne
     kernel.manager.interrupt_kernel()
     assert kernel.wait(request).error == "KeyboardInterrupt"
     assert kernel.value("w.running") is False
-
-
-def test_only_some_charts(kernel: Kernel) -> None:
-    reply = kernel.ok(f"%%gpuwatch --interval 0.05 --metrics cpu,memory\n{SHORT}")
-    page = reply.outputs[0]["data"]["text/html"]
-    assert page.count("<svg") == 2
-
-
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("%gpuwatch stop", "no watch is running. To start one, use %gpuwatch."),
-        ("%gpuwatch go", "%gpuwatch accepts start, stop or status, not 'go'; %%gpuwatch watches a cell."),
-        ("%gpuwatch --interval 0", "--interval must be between 0.02 and 3600 seconds, not 0."),
-        ("%gpuwatch --interval x", "--interval must be a number, not 'x'."),
-        ("%gpuwatch --into 3", "--into requires a variable name, not '3'."),
-        ("%gpuwatch --intervall 3", "there is no option --intervall: did you mean --interval?"),
-        ("%gpuwatch --help", "there is no option --help: %gpuwatch? shows the help."),
-        ("%%gpuwatch stop\n1", "%%gpuwatch accepts only options, not 'stop'."),
-        ("%%gpuwatch\n# nothing", "the cell is empty, so there is nothing to watch."),
-        ("%%gpuwatch\nf(", "the cell is not valid Python."),
-    ],
-)
-def test_what_is_refused(kernel: Kernel, code: str, message: str) -> None:
-    reply = kernel.run(code)
-    assert reply.error == "UsageError"
-    assert reply.message.startswith(message)
-    assert kernel.inside("new_names()") == []
-
-
-def test_a_metric_that_does_not_exist(kernel: Kernel) -> None:
-    message = kernel.run("%gpuwatch --metrics gpus").message
-    assert message.startswith("there is no metric 'gpus': the metrics are cpu,")
-
-
-def test_the_help_shows_how(kernel: Kernel) -> None:
-    page = kernel.help("%gpuwatch?")
-    assert "%gpuwatch stop" in page
-    assert "--metrics" in page
 
 
 def test_unloading_the_extension_ends_a_watch(kernel: Kernel) -> None:
@@ -155,17 +109,3 @@ def test_of_many_places_the_last_ones_are_live(kernel: Kernel) -> None:
         kernel.ok("w")
     assert kernel.value("len(w._panels)") == 4
     kernel.ok("%gpuwatch stop")
-
-
-def test_options_may_stand_behind_the_word(kernel: Kernel) -> None:
-    kernel.ok("%gpuwatch start --interval 0.3 --into w")
-    assert kernel.value("w.meta['interval_s']") == 0.3
-    assert kernel.ok("%gpuwatch").text() == "The previous watch was stopped.\n"
-    kernel.ok("%gpuwatch stop")
-
-
-def test_the_status_tells_of_watches_that_were_started_otherwise(kernel: Kernel) -> None:
-    kernel.ok("import perfnb; v = perfnb.watch()")
-    expected = "No watch started by %gpuwatch is running. 1 started by perfnb.watch() is running.\n"
-    assert kernel.ok("%gpuwatch status").text() == expected
-    kernel.ok("v.stop()")

@@ -109,8 +109,10 @@ def test_a_quiet_cell_has_no_value_but_a_quiet_line_has(shell: Any, ran: Called)
         ("--ddp", "1", "--ddp requires --ranks N."),
         ("--split", "1", "--split requires --ranks N."),
         ("--quiet", "1", "with --quiet, there is no report, so a cell also requires --into NAME."),
-        ("--budget 0", "1", "--budget must be"),
-        ("--steps 0", "1", "--steps must be"),
+        ("--budget 0", "1", "--budget must be a number of seconds above 0, not 0.0."),
+        ("--budget nan", "1", "--budget must be a number of seconds above 0, not nan."),
+        ("--steps 0", "1", "--steps must be a whole number of at least 1, not 0."),
+        ("--warmup -1", "1", "--warmup must be a whole number of at least 0, not -1."),
         ("--into for", "1", "--into requires a variable name"),
         ("--ranks 2 1", None, "--ranks requires a cell"),
         ("--ranks 2 --watch", "1", "--watch applies to this process"),
@@ -181,8 +183,13 @@ def test_requests_are_measured_with_the_options_of_the_line(shell: Any, monkeypa
     magic("for x in loader", "1")
     usual = {"rate_per_s": None, "bound_ms": None, "quantile": 0.99, "price_per_hour": None, "budget_s": 30.0}
     assert measured.options[1] == usual
-    with pytest.raises(UsageError, match="needs requests"):
-        magic("--rate 3", "1")
+    for line, said in (
+        ("--rate 3", "needs requests"),
+        ("--into 3 for x in loader", "variable name"),
+        ("x in loader", "cannot read"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            magic(line, "1")
 
 
 @pytest.mark.parametrize("word", ["rate_per_s", "bound_ms", "quantile", "price_per_hour", "budget_s", "its own"])
@@ -205,7 +212,8 @@ def test_a_loader_that_feeds_a_cell_is_known_to_the_trial(shell: Any, monkeypatc
     spaces = [set(one["namespace"]) for one in tried.options]
     assert spaces == [{"loader", "net"}, {"loader", "net"}, {"net"}]
     assert [one["quiet"] for one in tried.options] == [True, False, False]
-    assert "threads" in magic("--list").index
+    listed = magic("--list")
+    assert (list(listed.index[:2]), list(listed.columns)) == (["threads", "compile"], ["what it does", "answers"])
     assert len(tried.given) == 3
 
 
@@ -299,6 +307,10 @@ def test_the_status_tells_the_own_watch_from_others(
         ("start now", None, "%gpuwatch accepts start, stop or status, not 'now start'"),
         ("start", "1", "%%gpuwatch accepts only options, not 'start'."),
         ("--interval 0", None, "--interval must be more than 0."),
+        ("--into 3", None, "--into requires a variable name, not '3'."),
+        ("--intervall 3", None, "there is no option --intervall: did you mean --interval?"),
+        ("", "# nothing", "the cell is empty, so there is nothing to watch."),
+        ("", "f(", "the cell is not valid Python."),
     ],
 )
 def test_wrong_use_of_gpuwatch_is_told(

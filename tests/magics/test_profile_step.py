@@ -106,47 +106,6 @@ def test_a_semicolon_silences(kernel: Kernel, code: str) -> None:
     assert kernel.inside("unwhole(get_ipython().user_ns['p'])") == []
 
 
-def test_quiet(kernel: Kernel) -> None:
-    reply = kernel.ok(f"%%profile_step {SHORT} --quiet --into p\ntrain()")
-
-    assert reply.outputs == []
-    assert len(kernel.ok("p").shown()) == 1
-
-
-def test_name_warmup_and_budget(kernel: Kernel) -> None:
-    kernel.ok('%%profile_step --name "two words" --warmup=4 --steps 2 --no-stacks --into p --quiet\ntrain()')
-    assert kernel.value("p.meta['name']") == "two words"
-    assert passes(kernel) == {"warmup": 4, "timed": 2, "lead_in": 2, "traced": 3, "counted": 2}
-
-    kernel.ok("import time\np = %profile_step --budget 0.2 --name -x- --quiet time.sleep(0.05)")
-    assert kernel.value("p.meta['name']") == "-x-"
-    assert passes(kernel)["timed"] < 5
-    assert kernel.value("p.meta['timed_cut_short']")
-
-
-@pytest.mark.parametrize(
-    ("options", "counted"),
-    [("--no-memory", 1), ("--no-flops", 1), ("--no-flops --no-memory", 0)],
-)
-def test_parts_of_the_counted_pass_that_are_not_wanted(kernel: Kernel, options: str, counted: int) -> None:
-    kernel.ok(f"%%profile_step {SHORT} {options} --quiet --into p\ntrain()")
-
-    assert passes(kernel).get("counted", 0) == counted
-    assert kernel.value("p.memory.empty") is ("--no-memory" in options)
-    assert kernel.value("p.roofline is None") is ("--no-flops" in options)
-
-
-def test_models_that_are_named(kernel: Kernel) -> None:
-    kernel.ok("a, b, c = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8)), nn.Linear(8, 8)\nnets = {'k': c}")
-    body = "c(b(a(loader[0][0]))).sum().backward()"
-
-    kernel.ok(f"%%profile_step {SHORT} --quiet --into p --model a,b\n{body}")
-    assert kernel.value("[name for name in p.layers.index if name[0] != '(']") == ["a", "b", "b.0"]
-
-    kernel.ok(f"%%profile_step {SHORT} --quiet --into p --model \"a, nets['k']\"\n{body}")
-    assert kernel.value("[name for name in p.layers.index if name[0] != '(']") == ["a", "nets['k']"]
-
-
 def test_braces_and_dollars_are_the_users(kernel: Kernel) -> None:
     kernel.ok(f"%profile_step {SHORT} --quiet --into p text = '{{x}} $x $$'; train()")
 

@@ -26,13 +26,6 @@ def test_a_cell_with_batches_leaves_the_model_as_it_was(kernel: Kernel) -> None:
     assert reply.text("stderr") == ""
 
 
-def test_all_levers_are_listed(kernel: Kernel) -> None:
-    kernel.ok("listed = %try_levers --list")
-
-    assert kernel.value("list(listed.index)[:2]") == ["threads", "compile"]
-    assert kernel.value("list(listed.columns)") == ["what it does", "answers"]
-
-
 def test_an_error_in_the_cell_comes_through(kernel: Kernel) -> None:
     kernel.ok(f"before = {STATE}")
     reply = kernel.run("%%try_levers --levers threads --budget 2 for x, y in loader\nmodel(x).sum().backward()\n1 / 0")
@@ -40,21 +33,3 @@ def test_an_error_in_the_cell_comes_through(kernel: Kernel) -> None:
 
     assert (reply.status, reply.error) == ("error", "ZeroDivisionError")
     assert kernel.value(SAME)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("--levers compil train()", '--levers must be "auto" or a list of these: threads, compile,'),
-        ("--budget -1 train()", "--budget must be a number of seconds above 0, not -1.0."),
-        ("--into 3 train()", "--into requires a variable name, not '3'."),
-        ("--levers threads, compile train()", "--levers requires names separated by commas, without spaces"),
-        ("--lever threads train()", "there is no option --lever: did you mean --levers?"),
-        ("", "there is nothing to speed up: write a statement after %try_levers."),
-    ],
-)
-def test_a_bad_line(kernel: Kernel, line: str, message: str) -> None:
-    reply = kernel.run(f"%try_levers {line}")
-
-    assert (reply.status, reply.error) == ("error", "UsageError")
-    assert reply.message.startswith(message)
