@@ -71,10 +71,19 @@ def test_what_ended_a_script_is_returned(text: str, kind: type[BaseException], t
     assert type(run_as_main(["train.py"])) is kind
 
 
-def test_the_traceback_of_a_script_starts_at_its_first_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tracebacks_of_a_script_have_only_its_own_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
     monkeypatch.setattr(sys, "excepthook", lambda *given: shown.append(given))
-    script(tmp_path, "def work():\n    raise ValueError('broken')\nwork()")
+    text = """
+from perfnb.failures import keeps_nothing
+def work():
+    raise ValueError("broken")
+try:
+    keeps_nothing(work)()
+except ValueError as error:
+    raise KeyError("more") from error
+"""
+    script(tmp_path, text)
 
     ended = run_as_main(["train.py"])
 
@@ -83,10 +92,9 @@ def test_the_traceback_of_a_script_starts_at_its_first_line(tmp_path: Path, monk
     ((_, error, trace),) = shown
     assert error is ended
     path = str(tmp_path / "train.py")
-    assert [(frame.filename, frame.name) for frame in traceback.extract_tb(trace)] == [
-        (path, "<module>"),
-        (path, "work"),
-    ]
+    for each, names in ((trace, ["<module>"]), (ended.__cause__.__traceback__, ["<module>", "work"])):  # type: ignore[union-attr]
+        frames = traceback.extract_tb(each)
+        assert [(frame.filename, frame.name) for frame in frames] == [(path, name) for name in names]
 
 
 @pytest.mark.parametrize(
