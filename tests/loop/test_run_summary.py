@@ -15,7 +15,7 @@ import pytest
 from msgspec import structs
 
 import perfnb
-from perfnb.draw.document import Effects
+from perfnb.draw.document import Cards, Effects
 from perfnb.errors import RecordingError
 from perfnb.loop.record import RunRecorder
 from perfnb.loop.run import RUN, RunSummary, summarise
@@ -61,6 +61,8 @@ def test_waits_for_data() -> None:
     assert low <= 100 * share <= high
     assert high - low < 2
     assert found.sentences[0] == "Input-bound: removing the wait for data could save up to 5.99 ms per step, 37 %."
+    assert not any(isinstance(section, Cards) for section in found._document().sections)  # the verdict says it all
+    assert found._document().verdict.selects == ""
 
 
 def test_findings_have_the_columns_of_a_profiles() -> None:
@@ -78,15 +80,11 @@ def test_a_surer_finding_that_is_not_much_smaller_is_the_verdict() -> None:
     wall[1000] = 2500.0  # one slow step, as other work on the machine causes
     found = run(wall, other_ms=other)
     assert bottlenecks(found) == ["stalls", "between steps"]
+    cards = next(section for section in found._document().sections if isinstance(section, Cards))
+    assert [card.title for card in cards.cards] == ["between steps", "stalls"]
+    assert found._document().verdict.selects == "findings"
     assert found.findings["confidence"].tolist() == ["low", "high"]
     assert found.verdict == "Much time passes between steps"
-
-
-def test_few_waits_are_no_input_bound_run() -> None:
-    waits = usual(N, 1.0, seed=2)
-    assert run(usual(N) + waits, waits).verdict == "Slowed by waits for data"
-    little = usual(N, 0.2, seed=2)
-    assert run(usual(N) + little, little).verdict == "Steady"
 
 
 @pytest.mark.parametrize("waiting", [[17], [17, 61]])
@@ -125,12 +123,6 @@ def test_a_loader_that_stalls_is_a_matter_of_the_input() -> None:
     assert "bursts" in evidence(found)
 
 
-def test_drift() -> None:
-    found = run(usual(N) * np.linspace(1, 1.4, N))
-    assert found.verdict == "Slower and slower"
-    assert "+4" in evidence(found) or "+39" in evidence(found)
-
-
 def test_a_run_that_grew_many_times_cannot_save_more_than_it_took() -> None:
     found = run(usual(200) * np.exp(np.linspace(0, 5, 200)))
     assert found.verdict == "Slower and slower"
@@ -157,14 +149,6 @@ def test_a_leak_and_when_memory_is_full() -> None:
     assert "find_leaks" in found.next  # type: ignore[operator]
 
 
-def test_a_leak_that_soon_fills_the_machine_comes_first() -> None:
-    waits = usual(N, 6.0, seed=2)
-    found = run(usual(N) + waits, waits, memory=lambda step: steady_memory(step) + step * 16 * MIB)
-    assert bottlenecks(found) == ["memory growth", "input pipeline"]
-    slower = run(usual(N) + waits, waits, memory=lambda step: steady_memory(step) + step * MIB // 4)
-    assert bottlenecks(slower) == ["input pipeline", "memory growth"]
-
-
 @pytest.mark.parametrize(
     "memory",
     [
@@ -188,14 +172,6 @@ def test_memory_that_profiles_take_is_no_growth_and_hides_none() -> None:
     assert "255 KiB per step" in evidence(growing)
 
 
-def test_time_between_steps() -> None:
-    other = np.zeros(N)
-    other[500::500] = 700.0
-    found = run(usual(N), other_ms=other)
-    assert bottlenecks(found) == ["between steps"]
-    assert found.phases.at["other", "ms"] == pytest.approx(2100.0)
-
-
 def test_warm_up_is_left_out() -> None:
     wall = usual(N)
     wall[:2] = 900, 30
@@ -204,7 +180,7 @@ def test_warm_up_is_left_out() -> None:
     assert "the first 2 steps (warm-up)" in " ".join(found.sentences)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 5, 29])
+@pytest.mark.parametrize("steps", [1, 29])
 def test_too_few_steps_for_a_verdict(steps: int) -> None:
     waits = np.full(steps, 50.0)
     found = run(usual(steps) + waits, waits)
@@ -281,17 +257,6 @@ def test_a_busy_machine_is_told_and_lowers_confidence() -> None:
     assert "busy" not in str(RunSummary(kept))
 
 
-def test_on_a_busy_machine_what_others_cannot_cause_comes_first() -> None:
-    wall = usual(N)
-    wall[150::100] += 90
-    kept = recorded(wall, memory=lambda step: steady_memory(step) + step * MIB // 4)
-    assert bottlenecks(RunSummary(kept)) == ["stalls", "memory growth"]
-    kept.facts.update(load=6.5, cpus=4)
-    busy = RunSummary(kept)
-    assert busy.verdict == "Memory grows"
-    assert bottlenecks(busy) == ["memory growth", "stalls"]
-
-
 def test_waits_that_nobody_measured_are_not_zero() -> None:
     found = run(usual(N), np.full(N, -1e-6))
     assert pd.isna(found.phases.at["data", "ms"])
@@ -337,9 +302,7 @@ def test_a_loaded_run_keeps_and_logs_what_was_found_when_it_was_saved(
     assert found._outcome().peak_bytes == 7
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("ratio", -1.0), ("interval", [1.0]), ("saves_ms", "many"), ("left", -1), ("code", "line")]
-)
+@pytest.mark.parametrize(("name", "value"), [("ratio", -1.0), ("interval", [1.0]), ("left", -1)])
 def test_what_was_tried_is_saved_with_the_run_and_checked(name: str, value: object, tmp_path: Path) -> None:
     tried = {"lever": "threads", "verdict": "faster", "ratio": 0.5, "interval": [0.4, 0.6], "values": "exact"}
     tried |= {"saves_ms": 3.0, "setup_s": None, "left": 7, "kept": True, "why_not": "", "code": ["a line"]}
@@ -370,9 +333,7 @@ def test_a_damaged_run_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "value", "words"),
     [
-        ("sum_wall_ns", -1, "sum_wall_ns"),
         ("one_wall_ns", -1, "one_wall_ns"),
-        ("sum_other_ns", -1, "sum_other_ns"),
         ("sum_data_ns", 2**61, "wait for data is longer"),
     ],
 )
@@ -439,27 +400,3 @@ def test_the_format_of_a_saved_run(tmp_path: Path) -> None:
 
 def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
     golden("samples.txt", texts(DOCUMENTS))
-
-
-def test_levers_that_are_kept_together_have_one_saving() -> None:
-    tried = {"verdict": "faster", "ratio": 0.5, "interval": [0.4, 0.6], "values": "exact", "saves_ms": 3.0, "left": 100}
-    tried |= {"setup_s": None, "kept": True, "why_not": ""}
-    recorded = run(usual(100))._recorded
-    recorded.facts["tried"] = [
-        *({**tried, "lever": name, "code": [f"# {name}"]} for name in ("threads", "gc_freeze")),
-        {**tried, "lever": "threads and gc_freeze", "saves_ms": 4.0, "code": []},
-    ]
-    said = str(RunSummary(recorded))
-    assert said.count("worth keeping with the others") == 2
-    assert said.count("would have saved") == 1
-    assert "it would have saved about 400 ms over the remaining 100 steps" in said
-    assert said.count("# threads\n# gc_freeze") == 1
-
-
-def test_a_lever_that_is_tried_until_the_end_saves_nothing_in_this_run() -> None:
-    tried = {"lever": "compile", "verdict": "faster", "ratio": 0.5, "interval": [0.4, 0.6], "values": "exact"}
-    recorded = run(usual(100))._recorded
-    recorded.facts["tried"] = [
-        {**tried, "saves_ms": 3.0, "left": 0, "setup_s": 1.0, "kept": True, "why_not": "", "code": []}
-    ]
-    assert "worth keeping in a longer run" in str(RunSummary(recorded))
