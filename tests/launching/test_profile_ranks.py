@@ -24,25 +24,6 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.deep, pytest.mark.usefixtures("nothing_left")]
 
 
-def test_a_function(capsys: pytest.CaptureFixture[str]) -> None:
-    def set_up() -> Any:
-        print("rank", torch.distributed.get_rank(), "of", torch.distributed.get_world_size())
-        return small()
-
-    ranks = perfnb.profile_ranks(set_up, threads=1, name="small", **FAST)
-
-    assert ranks.ranks == [0, 1]
-    assert "[rank 0] rank 0 of 2\n" in (printed := capsys.readouterr().out)
-    assert "[rank 1] rank 1 of 2\n" in printed
-    assert [profile.meta["job"]["backend"] for profile in ranks] == ["gloo"] * 2
-    assert [profile.meta["environment"]["threads"] for profile in ranks] == [1, 1]
-    assert "model.module" in ranks[0].layers.index
-    counts = [profile.steps["pass"].value_counts().to_dict() for profile in ranks]
-    assert counts[0] == counts[1]
-    assert counts[0]["timed"] == 2
-    assert set(ranks[0].steps["samples"].dropna()) == {6}
-
-
 def test_models_are_wrapped_and_batches_split() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 4))
 
@@ -99,22 +80,6 @@ def test_the_exception_of_the_first_rank_that_fails() -> None:
     assert "perfnb/step" not in str(caught.value.__cause__)
 
 
-def test_a_rank_that_ends_by_itself() -> None:
-    def set_up() -> Any:
-        if torch.distributed.get_rank() == 1:
-            os._exit(7)
-        return small()
-
-    with pytest.raises(CaptureError, match="Rank 1 of 2 ended before its profile was complete"):
-        perfnb.profile_ranks(set_up, **FAST)
-
-
-@pytest.mark.parametrize("returned", [None, 3, "step"])
-def test_a_function_that_returns_no_step(returned: Any) -> None:
-    with pytest.raises(CaptureError, match=f"returned {type(returned).__name__}, not a step"):
-        perfnb.profile_ranks(lambda: returned, 1)
-
-
 def test_a_rank_that_is_killed() -> None:
     chance = random.Random(20261123)
     for _ in range(3):
@@ -149,16 +114,6 @@ def test_interrupts_at_random_instants() -> None:
         assert set(Path(tempfile.gettempdir()).glob("perfnb-*")) == before
     print(f"all ranks had ended {slowest_s:.2f} s after the interrupt at most")
     assert perfnb.profile_ranks(small, **FAST).ranks == [0, 1]
-
-
-def test_batches_from_a_loaders_workers(tmp_path: Path) -> None:
-    ranks = perfnb.profile_ranks(with_workers(tmp_path, 100), threads=1, **FAST)
-
-    assert {one.name for one in tmp_path.glob("worker_*")} == {"worker_0_0", "worker_1_0"}
-    assert [profile.meta["environment"]["threads"] for profile in ranks] == [1, 1]
-    assert all(profile.phases.loc["data", "ms"] > 0 for profile in ranks)
-    assert set(ranks[1].steps["samples"].dropna()) == {4}
-    assert processes_of_jobs() == []
 
 
 def test_an_interrupt_ends_the_workers_of_loaders_too(tmp_path: Path) -> None:
