@@ -79,7 +79,9 @@ def test_it_fails_only_where_the_change_is_certain(
 
     done = called("compare", a, b, "--fail-if-slower", limit)
     assert (done.returncode, done.stderr) == (code, "")
-    assert ("Failed: slower" if code else "Passed: not shown to be slower") in done.stdout
+    words = ("Failed: slower", "entirely above") if code else ("Passed: not shown to be slower", "and the limit is")
+    said = f"{words[0]} by more than {limit:g} %: .*, {words[1]} {1 + limit / 100:g}\\.$"
+    assert re.search(said, " ".join(done.stdout.split()))
     plain = called("compare", a, b)
     assert plain.returncode == 0
     assert plain.stdout.startswith("perfnb · comparison of step times · b against a\n")

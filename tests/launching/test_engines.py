@@ -321,6 +321,26 @@ def test_a_rank_is_only_interrupted_while_its_job_runs(tmp_path: Path) -> None:
     assert not stopper.armed
 
 
+def test_a_rank_that_must_stop_is_interrupted_until_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopper, did = engine._Stopper(tmp_path), list[Any]()
+    monkeypatch.setattr(engine, "is_abandoned", lambda folder: False)
+    monkeypatch.setattr(engine.signal, "pthread_kill", lambda *given: did.append(given))
+    stopper.hang_up = lambda: did.append("hung up")  # type: ignore[method-assign]
+    over: Any = SimpleNamespace(is_set=lambda: did.count("hung up") == 2)
+    stopper._over = over
+
+    def wait(s: float) -> bool:
+        did.append((s, stopper.stopping.is_set()))
+        if did == [(engine._LOOK_S, False)] * 2:
+            (tmp_path / STOP).touch()
+        return False
+
+    over.wait = wait
+    stopper._watch()
+    interrupt = (threading.main_thread().ident, signal.SIGINT)
+    assert did == [(engine._LOOK_S, False)] * 2 + [interrupt, "hung up", (engine._AGAIN_S, True)] * 2
+
+
 def test_only_the_connections_of_the_group_are_shut_down(tmp_path: Path) -> None:
     stopper = engine._Stopper(tmp_path)
     with ExitStack() as stack:
