@@ -208,3 +208,4 @@ def test_values_are_replaced_in_all_that_a_step_uses(monkeypatch: pytest.MonkeyP
     closed, kept, of_globals, _ = inner()
     assert (closed, kept, of_globals) == (new, other, new)
     assert a_global is new
+    _replace_in(3, {id(old): new})  # what is no function has nothing to replace

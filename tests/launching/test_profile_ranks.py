@@ -14,7 +14,6 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 
 import perfnb
 from perfnb.errors import CaptureError
@@ -22,21 +21,6 @@ from tests.launching.jobs import FAST, endless, interrupt_soon, processes_of_job
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.deep, pytest.mark.usefixtures("nothing_left")]
-
-
-def test_models_are_wrapped_and_batches_split() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(8, 4))
-
-    def set_up() -> Any:
-        def step(batch: torch.Tensor) -> None:
-            model(batch).sum().backward()
-
-        return step
-
-    ranks = perfnb.profile_ranks(set_up, batches=[torch.ones(6, 8)], ddp=True, split=True, **FAST)
-
-    assert ranks[1].layers.loc["model", "module"] == "DistributedDataParallel"
-    assert set(ranks[1].steps["samples"].dropna()) == {3}
 
 
 def test_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,25 +43,6 @@ def test_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "[rank 1] done ['--epochs', '3'] 1\n" in printed
     assert "The whole run was saved" not in printed
-
-
-def test_the_exception_of_the_first_rank_that_fails() -> None:
-    def set_up() -> Any:
-        step, batches = small()
-
-        def failing(batch: Any) -> None:
-            if torch.distributed.get_rank() == 1:
-                {}["gone"]
-            step(batch)
-
-        return failing, batches
-
-    with pytest.raises(KeyError, match="gone") as caught:
-        perfnb.profile_ranks(set_up, **FAST)
-
-    assert caught.value.__notes__ == ["perfnb: raised by rank 1 of 2; its traceback is above."]
-    assert '{}["gone"]' in str(caught.value.__cause__)
-    assert "perfnb/step" not in str(caught.value.__cause__)
 
 
 def test_a_rank_that_is_killed() -> None:

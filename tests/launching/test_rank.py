@@ -28,7 +28,7 @@ from perfnb.errors import CaptureError
 from perfnb.launching import child, rank
 from perfnb.launching.job_folder import ORDER, PROGRESS, Meeting
 from perfnb.launching.order import Order, pack_cell
-from perfnb.launching.rank import _FileLine, _replace_in, _set_up, _Split, _unwrapped, _wrapped, profile_in_group
+from perfnb.launching.rank import _FileLine, _set_up, _Split, _unwrapped, _wrapped, profile_in_group
 from perfnb.launching.rank_scaling import _measured, _numbers
 from perfnb.profile import profiling
 from perfnb.profile.profile import Profile
@@ -70,10 +70,6 @@ def test_the_split_of_a_batch_keeps_its_containers() -> None:
     assert (part.label[0].tolist(), part.label[1]) == ([1], "word")
 
 
-def test_a_batch_of_as_many_rows_as_ranks_is_split() -> None:
-    assert [part.tolist() for part in _Split(lambda: iter([torch.arange(2)]), 1, 2)] == [[1]]
-
-
 class Reads(nn.Module):
     """Stands in for DistributedDataParallel, which needs a process group."""
 
@@ -107,33 +103,6 @@ def test_a_model_of_which_one_weight_learns_is_wrapped() -> None:
     model.weight.requires_grad_(False)
     with pytest.raises(CaptureError, match="ddp finds no model"):
         _wrapped({"model": model})
-
-
-def test_values_are_replaced_wherever_a_step_finds_them() -> None:
-    old, new, kept = object(), object(), object()
-    names: dict[str, Any] = {"shared": old, "kept": kept}
-    exec("def inner():\n    return shared, kept\n", names)
-    inner = names["inner"]
-
-    def outer() -> Any:
-        return old, inner()
-
-    _replace_in(outer, {id(old): new})
-    assert outer() == (new, (new, kept))
-    assert (names["shared"], names["kept"]) == (new, kept)
-    _replace_in(3, {id(old): new})  # what is no function has nothing to replace
-
-
-def test_the_variables_of_a_method_are_replaced() -> None:
-    old, new = object(), object()
-
-    class Owner:
-        def run(self) -> Any:
-            return old
-
-    owner = Owner()
-    _replace_in(owner.run, {id(old): new})
-    assert owner.run() is new
 
 
 def test_only_the_first_rank_tells_its_progress(tmp_path: Path) -> None:
