@@ -715,8 +715,14 @@ def test_a_step_of_lightning_is_that_of_its_loop_and_leaves_no_trace() -> None:
     loop.automatic_optimization, loop.batch_idx = SimpleNamespace(run=run, optim_progress=progress), 7
     loop._build_kwargs = lambda given, batch, place: (batch, place, *given)
     step: Any = _step(trainer, module, [[1], [1, 2], [3, 4], [5, 6, 7]])
-    with step.silent:
-        assert step.run([1, 2]) == [10, 20]
+
+    def trial() -> None:
+        with step.silent:
+            assert step.run([1, 2]) == [10, 20]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trial()
     runs = [("sgd", 7, (1, 7), True), ("sgd", 7, (2, 7), False)]
     assert state.did == [*runs, ("schedule",), ("also",), ("load", {"steps": [4]})]
     assert {name: vars(trainer)[name] for name in own} == own

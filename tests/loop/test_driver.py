@@ -170,19 +170,6 @@ def test_saved_profiles_are_loaded_when_asked_for(tmp_path: Path) -> None:
     assert len(profiler.profiles[:]) == 2
 
 
-def test_a_step_that_fits_nowhere_waits() -> None:
-    training, done = Training(batches=12), 0
-    profiler = LoopProfiler(at=2, steps=20, left=lambda: 12 - profiler.done % 12)
-    for _ in range(2):
-        for batch in driven(profiler, training.batches):
-            training(batch)
-            done += 1
-    (profile,) = profiler.profiles
-    assert profiler.profiles.at == [2]
-    # One is for warm-up, three are traced, and four serve the rest.
-    assert (profile.steps["pass"] == "timed").sum() == 2
-
-
 def test_a_failure_of_perfnb_ends_the_window_and_not_the_loop() -> None:
     training = Training()
     profiler = LoopProfiler(at=10, every=30, **LITTLE)
@@ -254,8 +241,6 @@ def test_a_recorder_gets_every_step(waits: bool) -> None:
     ("options", "words"),
     [
         ({"at": -1}, "at must be"),
-        ({"at": "100"}, "at must be"),
-        ({"at": []}, "at least one step"),
         ({"every": 0}, "every must be"),
         ({"steps": 0}, "steps must be"),
         ({"on_done": 3}, "on_done must be"),
