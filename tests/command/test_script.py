@@ -6,12 +6,13 @@ import sys
 import traceback
 from argparse import Namespace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from perfnb.command.run import _for_each, _new_folder, _numbers
-from perfnb.command.script import require_program, run_as_main
+from perfnb.command.script import _set_first_path, require_program, run_as_main
 from perfnb.command.sub_command import WrongUse
 
 
@@ -131,6 +132,22 @@ def test_a_module_whose_package_lacks_another_fails_by_itself(tmp_path: Path) ->
 
     assert isinstance(ended, ModuleNotFoundError)
     assert ended.name == "perfnb_missing"
+
+
+def test_a_module_without_a_specification_is_left_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "perfnb_odd", ModuleType("perfnb_odd"))
+    ended = run_as_main(["-m", "perfnb_odd"])
+    assert isinstance(ended, ValueError | ImportError)
+
+
+@pytest.mark.parametrize(("safe", "path"), [(True, ["first", "second"]), (False, ["new", "second"])])
+def test_the_import_path_has_no_folder_of_the_script_in_safe_mode(
+    safe: bool, path: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = SimpleNamespace(flags=SimpleNamespace(safe_path=safe), path=["first", "second"])
+    monkeypatch.setattr("perfnb.command.script.sys", own)
+    _set_first_path("new")
+    assert own.path == path
 
 
 def chosen(**changed: Any) -> Namespace:

@@ -198,6 +198,26 @@ def test_the_users_function_is_called_and_its_errors_are_theirs() -> None:
         run(Training(20), at=3, on_done=fails, **LITTLE)
 
 
+def test_an_interrupt_of_perfnbs_own_work_closes_the_window_and_reaches_the_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    profiler, closed = LoopProfiler(at=0, every=10, **LITTLE), list[int]()
+
+    def fails(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(profiler, "_enter", fails)
+    monkeypatch.setattr(profiler, "close", lambda: closed.append(profiler.done))
+    error: BaseException = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        profiler.begin()
+    assert (closed, profiler.planned_at) == ([0], 0)
+    error = ValueError("its own")
+    with pytest.warns(RuntimeWarning, match="no profile at step 0: ValueError: its own"):
+        profiler.begin()
+    assert (closed, profiler.planned_at, profiler.next_at) == ([0, 0], 10, 10)
+
+
 class Recorder:
     """Notes every call."""
 
