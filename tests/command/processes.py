@@ -8,7 +8,6 @@ import subprocess
 import sys
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 from perfnb.command.main import main
@@ -55,17 +54,3 @@ def called(*words: object, cwd: Path | None = None, **env: str) -> subprocess.Co
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 0
     return subprocess.CompletedProcess(given, code, out.getvalue(), err.getvalue())
-
-
-def started(*words: object, cwd: Path | None = None, **options: Any) -> subprocess.Popen[str]:
-    """Start ``perfnb WORDS`` in a session of its own, where no terminal sends signals."""
-    return subprocess.Popen(
-        command(*words),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=cwd,
-        env=environment(),
-        start_new_session=True,
-        **options,
-    )

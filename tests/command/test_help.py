@@ -59,7 +59,6 @@ def test_without_a_command_it_shows_the_help_and_fails() -> None:
         (("compare", "a", "b", "--fail-if-slower", "much"), "invalid percentage value: 'much'"),
         (("show", "a", "--json", "--html", "b"), "error: argument --html: not allowed with argument --json"),
         (("run",), "perfnb run: there is no script to run"),
-        (("run", "nothing.py"), "perfnb run: nothing.py does not exist or is not a file"),
         (("run", "--at", "soon", "a.py"), "invalid number value: 'soon'"),
         (("run", "--steps-by", "luck", "a.py"), "invalid choice: 'luck'"),
         (("watch",), "perfnb watch: there is no command to watch"),
@@ -147,42 +146,33 @@ def test_the_console_script_is_the_same() -> None:
 
 LOADED = """
 import sys
+from contextlib import suppress
 from perfnb.command.main import main
-try:
-    main({words!r})
-except SystemExit:
-    pass
-heavy = {{"torch", "pandas", "matplotlib", "IPython", "ipywidgets"}}
-print("loaded", *sorted(heavy & set(sys.modules)), file=sys.stderr)
+for words in ("--help", "show --help", "run --help", "watch --save w.perfnb -- true", "show nothing.json"):
+    with suppress(SystemExit):
+        main(words.split())
+    heavy = {"torch", "pandas", "matplotlib", "IPython", "ipywidgets"}
+    print("loaded", *sorted(heavy & set(sys.modules)), file=sys.stderr)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "heavy"),
-    [
-        (["--help"], []),
-        (["show", "--help"], []),
-        (["run", "--help"], []),
-        (["watch", "--save", "w.perfnb", "--", "true"], ["pandas"]),
-        (["show", "nothing.json"], ["pandas"]),
-    ],
-)
-def test_little_is_loaded(words: list[str], heavy: list[str], tmp_path: Path) -> None:
-    code = LOADED.format(words=words)
+def test_little_is_loaded(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment(), check=False
+        [sys.executable, "-c", LOADED], capture_output=True, text=True, cwd=tmp_path, env=environment(), check=False
     )
 
-    assert done.stderr.splitlines()[-1].split() == ["loaded", *heavy], done.stderr
+    loaded = [line for line in done.stderr.splitlines() if line.startswith("loaded")]
+    assert loaded == ["loaded"] * 3 + ["loaded pandas"] * 2
 
 
 @pytest.mark.parametrize(
     ("words", "own", "program"),
     [
-        ("--interval 1 -- a --interval 2", "--interval 1", "a --interval 2"),
-        ("--interval 1 a -- b", "--interval 1", "a -- b"),
-        ("--interval=1 a.py --save x", "--interval=1", "a.py --save x"),
+        ("--every 1 -- a --every 2", "--every 1", "a --every 2"),
+        ("--every 1 a -- b", "--every 1", "a -- b"),
+        ("--every=1 a.py --save x", "--every=1", "a.py --save x"),
+        ("--try a.py --try --at", "--try", "a.py --try --at"),
         ("-m pkg.train -- x", "", "-m pkg.train -- x"),
         ("--unknown a", "--unknown", "a"),
         ("--help", "--help", ""),
@@ -190,6 +180,6 @@ def test_little_is_loaded(words: list[str], heavy: list[str], tmp_path: Path) ->
 )
 def test_a_program_keeps_its_own_options(words: str, own: str, program: str) -> None:
     parser = argparse.ArgumentParser()
-    COMMANDS["watch"].add_options(parser)
+    COMMANDS["run"].add_options(parser)
 
     assert split_program(parser, words.split()) == (own.split(), program.split())

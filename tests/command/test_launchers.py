@@ -59,6 +59,15 @@ def test_what_cannot_be_profiled_is_refused(given: str, said: str) -> None:
         launched(given.split(), OPTIONS)
 
 
+def test_a_launcher_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name}")
+
+    monkeypatch.setattr("perfnb.command.launchers.importlib.import_module", fails)
+    with pytest.raises(WrongUse, match=r"^torchrun is not installed .*: No module named torch.distributed.run\.$"):
+        launched(["torchrun", "train.py"], OPTIONS)
+
+
 @pytest.mark.deep
 @pytest.mark.slow
 def test_a_launched_script_leaves_the_profile_of_its_rank(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import perfnb as package
 from perfnb.command.listing import Folder, without_ranks
 from perfnb.draw.document import Table
 from perfnb.loop.run import RunSummary
@@ -77,11 +76,6 @@ def test_unrelated_traces_are_no_ranks(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "rank" not in done.stdout.replace(str(tmp_path), "").lower()
     assert "\nbefore.json " in done.stdout
-    # A file per rank still is a job.
-    for name, rank in (("before", 0), ("after", 1)):
-        (folder / f"{name}.json").rename(folder / f"trace_{rank}.json")
-    assert isinstance(package.load(folder), package.results.Ranks)
-    assert "Newest first" not in called("show", folder).stdout
 
 
 @pytest.mark.parametrize(

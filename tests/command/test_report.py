@@ -31,13 +31,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gan = tmp_path / "runs" / "gan"
-    assert [_new_folder(gan) for _ in range(3)] == [gan, gan.with_name("gan_2"), gan.with_name("gan_3")]
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert _new_folder(gan) == gan
-
-
 def report_of(*program: str, **options: Any) -> _Report:
     usual = {"at": [5], "every": 7, "save": None, "log": None, "steps_by": "first", "levers": None}
     return _Report(argparse.Namespace(program=program or ("train.py",), **{**usual, **options}))
@@ -244,9 +237,11 @@ def test_only_levers_of_a_loop_are_tried() -> None:
         (("--every", "1000000001"), "--every must be a number of steps that is at least 1."),
         (("--at", "0,1000000000", "--every", "1"), "nothing.py does not exist or is not a file"),
         (("--at", "5", "--every", "1000000000"), "nothing.py does not exist or is not a file"),
+        (("--try=threads,no_such",), "--try: a running loop allows only these levers: threads, compile, "),
+        (("--try=",), "--try: a running loop allows only these levers: threads, compile, "),
     ],
 )
-def test_numbers_of_steps_have_limits(words: tuple[str, ...], said: str) -> None:
+def test_wrong_options_are_refused_before_the_script_starts(words: tuple[str, ...], said: str) -> None:
     done = called("run", *words, "nothing.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"perfnb run: {said}")

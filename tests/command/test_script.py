@@ -6,12 +6,13 @@ import sys
 import traceback
 from argparse import Namespace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from perfnb.command.run import _for_each, _new_folder, _numbers
-from perfnb.command.script import require_program, run_as_main
+from perfnb.command.script import _set_first_path, require_program, run_as_main
 from perfnb.command.sub_command import WrongUse
 
 
@@ -71,10 +72,19 @@ def test_what_ended_a_script_is_returned(text: str, kind: type[BaseException], t
     assert type(run_as_main(["train.py"])) is kind
 
 
-def test_the_traceback_of_a_script_starts_at_its_first_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tracebacks_of_a_script_have_only_its_own_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
     monkeypatch.setattr(sys, "excepthook", lambda *given: shown.append(given))
-    script(tmp_path, "def work():\n    raise ValueError('broken')\nwork()")
+    text = """
+from perfnb.failures import keeps_nothing
+def work():
+    raise ValueError("broken")
+try:
+    keeps_nothing(work)()
+except ValueError as error:
+    raise KeyError("more") from error
+"""
+    script(tmp_path, text)
 
     ended = run_as_main(["train.py"])
 
@@ -83,10 +93,9 @@ def test_the_traceback_of_a_script_starts_at_its_first_line(tmp_path: Path, monk
     ((_, error, trace),) = shown
     assert error is ended
     path = str(tmp_path / "train.py")
-    assert [(frame.filename, frame.name) for frame in traceback.extract_tb(trace)] == [
-        (path, "<module>"),
-        (path, "work"),
-    ]
+    for each, names in ((trace, ["<module>"]), (ended.__cause__.__traceback__, ["<module>", "work"])):  # type: ignore[union-attr]
+        frames = traceback.extract_tb(each)
+        assert [(frame.filename, frame.name) for frame in frames] == [(path, name) for name in names]
 
 
 @pytest.mark.parametrize(
@@ -123,6 +132,22 @@ def test_a_module_whose_package_lacks_another_fails_by_itself(tmp_path: Path) ->
 
     assert isinstance(ended, ModuleNotFoundError)
     assert ended.name == "perfnb_missing"
+
+
+def test_a_module_without_a_specification_is_left_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "perfnb_odd", ModuleType("perfnb_odd"))
+    ended = run_as_main(["-m", "perfnb_odd"])
+    assert isinstance(ended, ValueError | ImportError)
+
+
+@pytest.mark.parametrize(("safe", "path"), [(True, ["first", "second"]), (False, ["new", "second"])])
+def test_the_import_path_has_no_folder_of_the_script_in_safe_mode(
+    safe: bool, path: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = SimpleNamespace(flags=SimpleNamespace(safe_path=safe), path=["first", "second"])
+    monkeypatch.setattr("perfnb.command.script.sys", own)
+    _set_first_path("new")
+    assert own.path == path
 
 
 def chosen(**changed: Any) -> Namespace:

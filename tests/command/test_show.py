@@ -18,10 +18,7 @@ from perfnb.command.show import _one_rank
 from perfnb.command.sub_command import WrongUse
 from perfnb.profile.profile import Profile
 from perfnb.ranks.ranks import Ranks
-from tests.command.processes import called, command, environment, perfnb
-from tests.experiments.ab_samples import SAME, experiment
-from tests.memory.snapshots import dumped, small
-from tests.ranks.rank_traces import rank_trace, written
+from tests.command.processes import called, command, environment
 from tests.recordings import ByHand
 
 
@@ -30,19 +27,11 @@ def profile(tmp_path: Path) -> Path:
     return Profile(ByHand().step(0, 1000).op("aten::mm", 10, 900).step(2000, 3000).recording()).save(tmp_path / "p")
 
 
-@pytest.mark.slow
-def test_the_text_is_that_of_the_object(profile: Path) -> None:
-    done = perfnb("show", profile)
+def test_the_text_is_that_of_the_object_and_no_wider_than_the_terminal(profile: Path) -> None:
+    done = called("show", profile)
 
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"{package.load(profile)}\n"
-    assert "\x1b" not in done.stdout
-
-
-def test_the_text_is_no_wider_than_the_terminal(profile: Path) -> None:
-    done = called("show", profile, COLUMNS="80")
-
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", f"{package.load(profile)}\n")
+    assert max(map(len, called("show", profile, COLUMNS="80").stdout.splitlines())) <= 80
 
 
 @pytest.mark.slow
@@ -56,24 +45,6 @@ def test_a_reader_that_leaves_is_no_error(profile: Path) -> None:
         assert process.wait(120) == 0
         assert process.stderr is not None
         assert process.stderr.read() == b""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-@pytest.mark.parametrize("form", [(), ("--json",)])
-def test_output_that_cannot_be_written_is_told(profile: Path, form: tuple[str, ...]) -> None:
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            command("show", profile, *form),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(),
-            check=False,
-        )
-    assert (done.returncode, done.stderr) == (
-        2, "perfnb show: the output could not be written: No space left on device.\n"
-    )  # fmt: skip
 
 
 def test_a_folder_of_profiles_lists_them(profile: Path) -> None:
@@ -95,20 +66,18 @@ def test_json_holds_the_tables(profile: Path) -> None:
     assert sections["timeline"]["data"] is None  # how pictures are drawn is not documented
 
 
-def test_a_page_is_written(profile: Path, tmp_path: Path) -> None:
-    done = called("show", profile, "--html", tmp_path / "deep" / "p.html")
-
-    assert done.stdout == f"Written to {tmp_path / 'deep' / 'p.html'}.\n"
-    assert "by hand" in (tmp_path / "deep" / "p.html").read_text("utf-8")
-
-
-def test_a_browser_opens_the_page(profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_is_written_and_may_be_opened_in_a_browser(
+    profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
-    page = tmp_path / "p.html"
+    page = tmp_path / "deep" / "p.html"
 
-    assert called("show", profile, "--open", "--html", "p.html", cwd=tmp_path).stdout == "Written to p.html.\n"
-    assert page.exists()
+    for option in ((), ("--open",)):
+        page.unlink(missing_ok=True)
+        done = called("show", profile, "--html", page, *option)
+        assert done.stdout == f"Written to {page}.\n"
+        assert "by hand" in page.read_text("utf-8")
     assert opened == [page.as_uri()]
     done = called("show", profile, "--open", "--json")
     assert json.loads(done.stdout)["kind"] == "profile"
@@ -143,52 +112,6 @@ def test_the_steps_of_a_trace_are_named(tmp_path: Path, profile: Path) -> None:
     assert "has no range named 'epoch' to mark its steps; it has 'iteration" in done.stderr
     assert "Steps can be named only in traces" in called("show", profile, "--steps", "epoch").stderr
     assert "it must be the name of a range" in called("show", path, "--steps", "").stderr
-
-
-def ranks(folder: Path) -> list[Path]:
-    (folder / "traces").mkdir()
-    return written(folder / "traces", [rank_trace(late) for late in (0, 10, 20, 0)])
-
-
-def kinds(folder: Path) -> dict[str, Path]:
-    """Something of each kind that `perfnb.load` reads."""
-    traces = ranks(folder)
-    snapshot = folder / "snapshot.pickle"
-    snapshot.write_bytes(dumped(small()))
-    with package.watch(0.05) as watch:
-        pass
-    return {
-        "Profile": traces[0],
-        "Timing": package.Timing((1.0,) * 8).save(folder / "timing"),
-        "ABTest": package.results.ABTest(**vars(experiment(0.9)), quality=SAME, change="fused").save(folder / "report"),
-        "Watch": watch.save(folder / "watch"),
-        "MemorySnapshot": snapshot,
-        "Ranks": folder / "traces",
-    }
-
-
-@pytest.mark.slow
-def test_every_kind_shows_itself(tmp_path: Path) -> None:
-    for kind, path in kinds(tmp_path).items():
-        text = called("show", path)
-        assert (text.returncode, text.stderr) == (0, ""), kind
-        assert max(map(len, text.stdout.splitlines())) <= 100, kind
-        assert json.loads(called("show", path, "--json").stdout)["kind"], kind
-        assert called("show", path, "--html", tmp_path / "page.html").returncode == 0, kind
-        assert "<html" in (tmp_path / "page.html").read_text("utf-8")
-
-
-@pytest.mark.slow
-def test_ranks_are_shown_side_by_side(tmp_path: Path) -> None:
-    paths = ranks(tmp_path)
-
-    done = called("ranks", tmp_path / "traces")
-    assert done.stdout == f"{package.load(tmp_path / 'traces')}\n"
-    assert called("ranks", *paths).stdout == done.stdout
-    assert "1 rank" in called("ranks", paths[2]).stdout  # one trace of a job is a rank too
-    assert json.loads(called("ranks", tmp_path / "traces", "--json").stdout)["kind"] == "ranks"
-    assert called("ranks", tmp_path / "traces", "--html", tmp_path / "r.html").returncode == 0
-    assert "4 ranks" in (tmp_path / "r.html").read_text("utf-8")
 
 
 class Job(Ranks):
@@ -234,19 +157,6 @@ def test_the_profiles_of_a_whole_run_are_named_below_its_text(
         told.clear()
         assert ranks_command._run(argparse.Namespace(paths=paths, **page)) == 0
         assert told == [loaded, job, *([(paths[0], "ranks")] if is_text and len(paths) == 1 else [])]
-
-
-@pytest.mark.slow
-def test_one_rank_is_shown_alone(tmp_path: Path, profile: Path) -> None:
-    ranks(tmp_path)
-    saved = package.load(tmp_path / "traces").save(tmp_path / "job")
-
-    for place in (tmp_path / "traces", saved):
-        assert called("show", place, "--rank", 2).stdout == f"{package.load(place)[2]}\n"
-    assert json.loads(called("show", saved, "--rank", 2, "--json").stdout)["kind"] == "profile"
-    done = called("show", saved, "--rank", 7)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"perfnb show: {saved} does not contain rank 7. It contains 0, 1, 2, 3.\n"
 
 
 def test_what_holds_no_ranks_is_refused(profile: Path) -> None:

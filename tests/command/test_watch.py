@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -16,18 +17,7 @@ import pytest
 import perfnb as package
 from perfnb.command import watch
 from perfnb.errors import PerfnbError
-from tests.command.processes import called, command, environment, perfnb, started
-
-INTERRUPTED = """
-import signal, sys, time
-try:
-    print("ready", flush=True)
-    time.sleep(60)
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
-    sys.exit(9)
-"""
-ENDED = "print('ready', flush=True); import time; time.sleep(60)"
+from tests.command.processes import called, command, environment, perfnb
 
 
 @pytest.mark.slow
@@ -45,27 +35,6 @@ def test_the_command_is_unchanged_and_its_telemetry_is_saved(tmp_path: Path) -> 
     assert {"host", "process"} <= set(found.samples["device"])
 
 
-@pytest.mark.slow
-def test_the_command_alone_is_watched(tmp_path: Path) -> None:
-    # perfnb itself uses far more memory than a shell.
-    done = perfnb("watch", "--interval", "0.05", "--save", "w", "sh", "-c", "sleep 1; :", cwd=tmp_path)
-
-    assert done.returncode == 0
-    found = package.load(tmp_path / "w")
-    assert isinstance(found, package.Watch)
-    memory = found.samples.query("device == 'process'")["memory_bytes"].dropna()
-    assert memory.iloc[-1] < 20 * 2**20
-
-
-@pytest.mark.slow
-def test_the_history_has_a_name_of_its_own_if_none_is_given(tmp_path: Path) -> None:
-    assert perfnb("watch", "true", cwd=tmp_path).returncode == 0
-
-    (saved,) = tmp_path.iterdir()
-    assert saved.name.startswith("watch_2")
-    assert saved.suffix == ".perfnb"
-
-
 @pytest.mark.parametrize(
     ("name", "code", "said"),
     [("nosuchcommand", 127, "there is no such command"), ("/dev/null", 126, "it cannot be run")],
@@ -75,15 +44,6 @@ def test_a_command_that_cannot_be_started(name: str, code: int, said: str, tmp_p
 
     assert (done.returncode, done.stdout, done.stderr) == (code, "", f"perfnb watch: {name}: {said}.\n")
     assert not [*tmp_path.iterdir()]
-
-
-def test_nothing_else_is_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "thesis").write_text("long")
-    done = called("watch", "--save", "thesis", "--", "touch", "ran", cwd=tmp_path)
-
-    assert done.returncode == 2
-    assert "thesis exists and is not a saved watch" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis"]
 
 
 class Watched:
@@ -96,7 +56,7 @@ class Watched:
         self._watcher, self.state = watcher, list[str]()
 
     def __enter__(self) -> None:
-        self.state.append("began")
+        self.state.append("began after the command" if Path("ran").exists() else "began")
 
     def __exit__(self, *_: object) -> None:
         self.state.append(f"ended with notes {self._watcher.notes}")
@@ -115,7 +75,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def watcher(interval_s: float, pid: int) -> Any:
         if interval_s > 1:
             raise ValueError("interval_s is too long")
-        found = SimpleNamespace(notes=[f"process {pid} has ended", "note"])
+        found = SimpleNamespace(notes=[f"process {pid} has ended", "note"], pid=pid, interval_s=interval_s)
         found.stop = lambda: found.notes.append("stopped")
         return found
 
@@ -131,13 +91,26 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_a_watch_ends_like_its_command_even_if_it_cannot_be_saved(
     code: str, ended: int, target: str, watched: list[Any], tmp_path: Path
 ) -> None:
-    done = called("watch", "--save", target, "--", "sh", "-c", f"echo ran > ran; {code}", cwd=tmp_path)
+    done = called("watch", "--save", target, "--", "sh", "-c", f"echo $$ > ran; {code}", cwd=tmp_path)
 
     assert (done.returncode, done.stdout) == (ended, "")
     saved = f"Saved to {target}. To show it again, use perfnb show {target}."
     assert done.stderr == f"\nthe watch\n{'perfnb watch: The disk is full.' if target == 'full' else saved}\n"
-    assert (tmp_path / "ran").read_text() == "ran\n"
+    assert (tmp_path / "ran").read_text() == f"{watched[0]._watcher.pid}\n"
+    assert watched[0]._watcher.interval_s == 0.5
     assert watched[0].state == ["began", "ended with notes ['note', 'stopped']"]
+
+
+def test_only_a_saved_watch_is_replaced(watched: list[Any], tmp_path: Path) -> None:
+    assert re.search(r"Saved to watch_\d{8}_\d{6}\.perfnb\.", called("watch", "true", cwd=tmp_path).stderr)
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w" / "watch.json").write_text("{}")
+    assert "Saved to w." in called("watch", "--save", "w", "true", cwd=tmp_path).stderr
+    (tmp_path / "thesis").write_text("long")
+    done = called("watch", "--save", "thesis", "--", "touch", "ran", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "thesis exists and is not a saved watch" in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"thesis", "w"}
 
 
 def test_a_command_that_cannot_be_watched_does_not_run(watched: list[Any], tmp_path: Path) -> None:
@@ -192,22 +165,18 @@ def test_a_command_in_front_has_the_terminal(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("signum", "program", "code", "printed"),
-    [
-        (signal.SIGINT, INTERRUPTED, 9, "interrupted\n"),
-        (signal.SIGINT, f"import signal; signal.signal(2, signal.SIG_DFL); {ENDED}", -signal.SIGINT, ""),
-        (signal.SIGTERM, ENDED, -signal.SIGTERM, ""),
-    ],
-)
-def test_a_signal_reaches_the_command(signum: int, program: str, code: int, printed: str, tmp_path: Path) -> None:
-    with started("watch", "--save", "w", "--", sys.executable, "-c", program, cwd=tmp_path) as process:
+def test_a_signal_reaches_the_command(tmp_path: Path) -> None:
+    program = "print('ready', flush=True); import time; time.sleep(60)"
+    words = command("watch", "--save", "w", "--", sys.executable, "-c", program)
+    with subprocess.Popen(
+        words, stdout=-1, stderr=-1, text=True, cwd=tmp_path, env=environment(), start_new_session=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        process.send_signal(signum)
+        process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=120)
 
-    assert (process.returncode, out) == (code, printed)
+    assert (process.returncode, out) == (-signal.SIGTERM, "")
     assert "Saved to w" in err
     assert err.strip().startswith("perfnb · watch")  # no traceback of perfnb's
 
@@ -255,14 +224,3 @@ sys.exit(4)
     finally:
         os.close(terminal)
     assert b"interrupts 1" in said
-
-
-@pytest.mark.slow
-def test_interrupts_that_are_ignored_stay_so(tmp_path: Path) -> None:
-    program = "import signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)"
-    words = command("watch", "--save", "w", "--", sys.executable, "-c", program)
-    done = subprocess.run(
-        ["nohup", *words], capture_output=True, text=True, cwd=tmp_path, env=environment(), check=False
-    )
-
-    assert done.stdout == "True\n"

@@ -26,7 +26,7 @@ from tests.integrations.trainings import (
 )
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-BATCHES, MAKING_MS, STEPS = 4, 8, 40
+BATCHES, MAKING_MS, STEPS = 4, 8, 20
 WINDOW: dict[str, Any] = {"at": 6, "steps": 8, "traced": 1, "memory": False, "flops": False}
 #: What a trainer gets: callbacks, and what wraps its loader.
 Train = Callable[[Path, tuple[Any, ...], Callable[[Any], Any]], None]

@@ -632,13 +632,15 @@ def test_a_callback_of_lightning_is_part_of_its_loop_during_a_training(
     loop, module = trainer.fit_loop.epoch_loop, SimpleNamespace(automatic_optimization=automatic)
     loop._on_before_fetch, loop._on_after_fetch = functions = state.does("before"), state.does("after")
     own.on_train_start(trainer, module)
+    state.did.clear()
+    own.on_train_start(trainer, module)  # again, after a training that did not end as planned
 
-    [given] = prepared
+    _, given = prepared
     assert (given["name"], given["trainer"], given["loader"]) == ("SimpleNamespace", "lightning", "loader")
     assert (given["optimizers_end_steps"], given["left"]()) == (automatic, 6)
     assert given["namespace"]()["model"] is module
     assert ("optimizer" in given["namespace"]()) == (optimizers == 1)
-    assert state.did == ["refused"] * refused
+    assert state.did == [("close",), *["refused"] * refused]
     for call, *told in (
         (lambda: (loop._on_before_fetch(), loop._on_after_fetch()), "before", "ask", "get", "after"),
         (lambda: own.on_validation_start(trainer, module), "validate"),
@@ -713,8 +715,14 @@ def test_a_step_of_lightning_is_that_of_its_loop_and_leaves_no_trace() -> None:
     loop.automatic_optimization, loop.batch_idx = SimpleNamespace(run=run, optim_progress=progress), 7
     loop._build_kwargs = lambda given, batch, place: (batch, place, *given)
     step: Any = _step(trainer, module, [[1], [1, 2], [3, 4], [5, 6, 7]])
-    with step.silent:
-        assert step.run([1, 2]) == [10, 20]
+
+    def trial() -> None:
+        with step.silent:
+            assert step.run([1, 2]) == [10, 20]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trial()
     runs = [("sgd", 7, (1, 7), True), ("sgd", 7, (2, 7), False)]
     assert state.did == [*runs, ("schedule",), ("also",), ("load", {"steps": [4]})]
     assert {name: vars(trainer)[name] for name in own} == own
@@ -841,11 +849,12 @@ def test_a_training_that_was_too_short_for_a_profile_warns(
     monkeypatch.setattr(trainer_profiler, "summarise", lambda recorder: None)
     profiler = profiler_with(state, profiles)
     profiler._steps.driver.planned_at = planned
+    profiler._log_result = state.does("log")
     with (
         pytest.warns(RuntimeWarning, match="no profile was made: the training had 3 steps") if warns else nullcontext()
     ):
         profiler._finish()
-    assert state.did == [("pause",), ("close",)]
+    assert state.did == [("pause",), ("close",), ("log", None)]
     for begun in (False, True):
         state.did.clear()
         profiler._kept_run.begun = begun

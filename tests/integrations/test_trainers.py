@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,6 @@ from tests.integrations.trainings import (
     fitted,
     for_lightning,
     for_transformers,
-    language_model,
     made_trainer,
     points,
     same,
@@ -35,23 +37,10 @@ pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.slow]
 
 #: A window of eleven steps.
 SHORT: dict[str, Any] = {"steps": 4}
+OWN = "perfnb.integrations.transformers"
 EACH = pytest.mark.parametrize(("callback", "train"), [(for_lightning, fitted), (for_transformers, trained)])
 
 Train = Callable[..., nn.Module]
-
-
-@EACH
-@pytest.mark.parametrize(("steps", "accumulate"), [(34, 1), pytest.param(40, 4, marks=pytest.mark.deep)])
-def test_the_weights_are_those_of_a_run_without(
-    callback: Any, train: Train, steps: int, accumulate: int, tmp_path: Path
-) -> None:
-    profiler = callback(at=[2, 20], **SHORT)
-
-    profiled = train(tmp_path, profiler, steps=steps, accumulate=accumulate)
-    plain = train(tmp_path, steps=steps, accumulate=accumulate)
-
-    assert same(profiled, plain)
-    assert [profile.meta["loop"]["step"] for profile in profiler.profiles] == [2, 20]
 
 
 @EACH
@@ -77,24 +66,6 @@ def test_a_profile_has_layers_phases_and_memory(callback: Any, train: Train, tmp
     assert profile.meta["parts"]["loader"]["num_workers"] == 0
 
 
-@pytest.mark.parametrize(
-    ("callback", "train"), [(for_lightning, fitted), pytest.param(for_transformers, trained, marks=pytest.mark.deep)]
-)
-def test_a_step_is_one_optimizer_step_with_all_its_batches(callback: Any, train: Train, tmp_path: Path) -> None:
-    profiler = callback(at=5, **SHORT)
-
-    train(tmp_path, profiler, accumulate=4)
-
-    [profile] = profiler.profiles
-    assert profile.layers.loc["model"]["calls"] in (0, 4)  # Lightning calls a method of it
-    assert profile.layers["calls"].max() == 4
-    assert set(profile.steps["samples"]) == {4 * ROWS}
-    forwards = profile.events.query("phase == 'forward' and category == 'cpu_op'")
-    assert (forwards["name"] == "aten::addmm").sum() == 3 * 4 * {for_lightning: 2, for_transformers: 4}[callback]
-    assert profile.meta["loop"]["batches"] == 4
-    assert "a step is one optimizer step on 4 batches" in " ".join(str(profile).split())
-
-
 def test_the_structure_is_that_of_the_same_step_profiled_alone(tmp_path: Path) -> None:
     in_lightning = for_lightning(at=5, **SHORT)
     fitted(tmp_path, in_lightning)
@@ -109,30 +80,7 @@ def test_the_structure_is_that_of_the_same_step_profiled_alone(tmp_path: Path) -
         optimizer.step()
 
     alone = perfnb.profile_step(step, [list(points(1).tensors)], warmup=2, steps=4)
-    assert_same_structure(in_lightning.profiles[0], alone)
-
-
-@pytest.mark.deep
-def test_the_structure_is_that_of_the_same_step_profiled_alone_in_transformers(tmp_path: Path) -> None:
-    in_trainer = for_transformers(at=5, **SHORT)
-    trained(tmp_path, in_trainer)
-    model = language_model().train()
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    tokens = Sentences(ROWS)._tokens
-
-    def step(batch: dict[str, Tensor]) -> None:
-        # The Trainer tells the model the number of tokens: its loss is a sum, divided inside the model.
-        model(**batch, num_items_in_batch=torch.tensor(tokens.numel())).loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        model.zero_grad()
-
-    alone = perfnb.profile_step(step, [{"input_ids": tokens, "labels": tokens}], warmup=2, steps=4)
-    assert_same_structure(in_trainer.profiles[0], alone)
-
-
-def assert_same_structure(a: perfnb.Profile, b: perfnb.Profile) -> None:
-    """Whether layers are the same, called as often, with the same arithmetic and memory."""
+    a, b = in_lightning.profiles[0], alone
     counted = ["module", "depth", "calls", "forward_flops", "backward_flops", "parameters", "activation_bytes", "ops"]
     layers = [profile.layers[counted].dropna(subset="module").reset_index() for profile in (a, b)]
     pd.testing.assert_frame_equal(*layers)
@@ -149,18 +97,17 @@ def rows(table: pd.DataFrame) -> set[tuple[Any, ...]]:
     return set(map(tuple, table.astype(object).itertuples(index=False)))
 
 
-@pytest.mark.parametrize("every", [1, pytest.param(4, marks=pytest.mark.deep)])
-def test_validation_and_checkpoints_are_no_steps(every: int, tmp_path: Path) -> None:
+def test_validation_and_checkpoints_are_no_steps(tmp_path: Path) -> None:
     profiler = for_lightning(at=5, **SHORT)
-    options: dict[str, Any] = {"accumulate": every, "steps": 40, "enable_checkpointing": True}
+    options: dict[str, Any] = {"steps": 40, "enable_checkpointing": True}
     # A validation draws random numbers: each iterator of a loader takes a seed.
-    options |= {"validate": True, "val_check_interval": 18 * every}
+    options |= {"validate": True, "val_check_interval": 18}
     module = fitted(tmp_path / "profiled", profiler, **options)
 
     [profile] = profiler.profiles
     assert module.validated > 0
-    assert profile.layers["calls"].max() == every
-    assert set(profile.steps["samples"]) == {every * ROWS}
+    assert profile.layers["calls"].max() == 1
+    assert set(profile.steps["samples"]) == {ROWS}
     assert_validation_is_between_steps(profiler.run, 40)
     assert same(module, fitted(tmp_path / "plain", **options))
 
@@ -201,32 +148,16 @@ def test_a_window_that_never_fits_before_a_validation_is_told(callback: Any, tra
     assert same(plain, train(tmp_path, steps=30, **options))
 
 
-@EACH
-def test_windows_go_on_over_epochs(callback: Any, train: Train, tmp_path: Path) -> None:
-    options = {"epochs": 2} if callback is for_lightning else {"batches": Sentences(10 * ROWS)}
-    profiler = callback(at=5, **SHORT)
-
-    profiled = train(tmp_path, profiler, **options)
-
-    assert len(profiler.profiles) == 1
-    assert set(profiler.profiles[0].steps["samples"]) == {ROWS}
-    assert same(profiled, train(tmp_path, **options))
-
-
 class Broken(Exception):
     """What a user's code raises."""
 
 
-#: In the timed pass, the traced one, and those that count.
-PLACES = (7, 10, 13, 14, 15)
-
-
 @EACH
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("where", ["data", "step"])
+@pytest.mark.parametrize(("where", "place"), [("data", 7), ("step", 10), ("step", 14)])
 def test_a_failure_reaches_the_user_after_everything_was_removed(
-    callback: Any, train: Train, place: int, where: str, tmp_path: Path
+    callback: Any, train: Train, where: str, place: int, tmp_path: Path
 ) -> None:
+    """In the timed pass, in the traced one, and in one that counts."""
     with pytest.raises(Broken, match="mine"):
         train(tmp_path, callback(at=5, **SHORT), **failing(callback, where, place, Broken("mine")))
 
@@ -303,30 +234,6 @@ def test_an_optimizer_that_fails_leaves_nothing_even_if_the_callback_was_added_l
 
 
 @pytest.mark.deep
-@EACH
-def test_a_callback_can_train_again(callback: Any, train: Train, tmp_path: Path) -> None:
-    profiler = callback(at=5, **SHORT)
-    for _ in range(2):
-        train(tmp_path, profiler)
-        assert len(profiler.profiles) == 1
-
-
-@pytest.mark.deep
-def test_a_callback_added_to_a_trainer_works_as_one_given_to_it(tmp_path: Path) -> None:
-    profiler = for_transformers(at=5, **SHORT)
-    trainer = made_trainer(tmp_path)
-    trainer.add_callback(profiler)
-    before = set(vars(trainer))
-
-    trainer.train()
-
-    assert len(profiler.profiles) == 1
-    assert not {"get_batch_samples", "training_step", "evaluate", "_save_checkpoint"} & set(vars(trainer))
-    assert before <= set(vars(trainer))
-    assert same(trainer.model, trained(tmp_path))
-
-
-@pytest.mark.deep
 def test_lightning_under_its_older_name(tmp_path: Path) -> None:
     script = f"""
 import warnings
@@ -382,7 +289,7 @@ def test_manual_optimization_has_a_step_per_batch(tmp_path: Path) -> None:
     assert [one["name"] for one in profile.meta["parts"]["optimizers"]] == ["optimizers[0]", "optimizers[1]"]
 
 
-@pytest.mark.parametrize("steps_every", [1, 4, None])
+@pytest.mark.parametrize("steps_every", [4, None])
 def test_manual_optimization_may_accumulate_or_use_optimizers_that_lightning_does_not_know(
     steps_every: int | None, tmp_path: Path
 ) -> None:
@@ -408,33 +315,34 @@ def test_manual_optimization_may_accumulate_or_use_optimizers_that_lightning_doe
     assert ("per batch" in str(profile)) == (steps_every is None)
 
 
-@pytest.mark.parametrize(("module", "trainer"), [("lightning", "Lightning"), ("transformers", "transformers")])
-def test_without_the_trainer_one_sentence_says_what_is_missing(module: str, trainer: str) -> None:
-    script = f"""
-import sys
-for name in ("lightning", "lightning.pytorch", "pytorch_lightning", "transformers"):
-    sys.modules[name] = None
-import perfnb.integrations.{module}
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 1
-    last = done.stderr.strip().splitlines()[-1]
-    assert last == (
-        f"{PerfnbError.__module__}.PerfnbError: perfnb.integrations.{module} needs {trainer}, which is not installed "
-        f"here: pip install {module}."
-    )
+class Without(MetaPathFinder):
+    """Makes one module seem not to be installed."""
+
+    def __init__(self, missing: str) -> None:
+        self._missing = missing
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        if name == "transformers":
+            raise ModuleNotFoundError(name=self._missing)
 
 
-def test_importing_perfnb_imports_no_trainer() -> None:
-    script = """
-import sys
-import perfnb, perfnb.integrations, perfnb.loop
-for name in perfnb.__all__:
-    getattr(perfnb, name)
-print([name for name in ("lightning", "pytorch_lightning", "transformers", "accelerate") if name in sys.modules])
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
-    assert done.stdout.strip() == "[]"
+def test_without_transformers_one_sentence_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name in (OWN, "transformers")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Without("transformers"), *sys.meta_path])
+    with pytest.raises(PerfnbError, match="needs transformers, which is not installed here: pip install"):
+        importlib.import_module(OWN)
+    monkeypatch.setattr(sys, "meta_path", [Without("tokenizers"), *sys.meta_path[1:]])
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module(OWN)
+
+
+def test_a_trainer_is_only_imported_by_its_own_module() -> None:
+    package = Path(perfnb.__file__).parent
+    of_trainers = r"^\s*(import|from) (lightning|pytorch_lightning|transformers|accelerate)\b"
+    files = package.rglob("*.py")
+    found = [path for path in files if re.search(of_trainers, path.read_text("utf-8"), re.MULTILINE)]
+    assert [str(path.relative_to(package)) for path in found] == ["integrations/transformers.py"]
 
 
 def test_a_callback_can_be_sent_to_another_process() -> None:

@@ -58,33 +58,6 @@ def test_a_cell(kernel: Kernel) -> None:
     assert kernel.value("torch.distributed.is_initialized()") is False
 
 
-def test_an_exception_of_a_rank(kernel: Kernel) -> None:
-    body = "if torch.distributed.get_rank() == 1:\n    {}['gone']\nmodel(rows[0][0][None]).sum().backward()"
-    reply = kernel.run(f"%%profile_step {OPTIONS}\n{body}")
-
-    assert (reply.status, reply.error, reply.message) == ("error", "KeyError", "'gone'")
-    assert "{}['gone']" in reply.traceback
-    assert "raised by rank 1 of 2" in reply.traceback
-    assert jobs_of(kernel) == []
-
-
-@pytest.mark.parametrize(
-    ("line", "body", "error", "message"),
-    [
-        ("--ranks 2", "with lock: model", "CaptureError", "lock cannot be sent to the ranks"),
-        ("--ranks 2", "!ls", "CaptureError", "The cell uses IPython's own syntax"),
-        ("--ranks 0", "model", "UsageError", "--ranks must be a whole number of at least 1, not 0."),
-        ("--ranks 2 --watch", "model", "UsageError", "--watch applies to this process"),
-        ("--ddp", "model", "UsageError", "--ddp requires --ranks N."),
-    ],
-)
-def test_bad_cells(kernel: Kernel, line: str, body: str, error: str, message: str) -> None:
-    reply = kernel.run(f"%%profile_step {line}\n{body}")
-
-    assert (reply.status, reply.error) == ("error", error)
-    assert reply.message.startswith(message)
-
-
 def test_interrupts(kernel: Kernel) -> None:
     chance = random.Random(20261123)
     for _ in range(6):

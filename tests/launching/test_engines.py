@@ -321,6 +321,26 @@ def test_a_rank_is_only_interrupted_while_its_job_runs(tmp_path: Path) -> None:
     assert not stopper.armed
 
 
+def test_a_rank_that_must_stop_is_interrupted_until_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopper, did = engine._Stopper(tmp_path), list[Any]()
+    monkeypatch.setattr(engine, "is_abandoned", lambda folder: False)
+    monkeypatch.setattr(engine.signal, "pthread_kill", lambda *given: did.append(given))
+    stopper.hang_up = lambda: did.append("hung up")  # type: ignore[method-assign]
+    over: Any = SimpleNamespace(is_set=lambda: did.count("hung up") == 2)
+    stopper._over = over
+
+    def wait(s: float) -> bool:
+        did.append((s, stopper.stopping.is_set()))
+        if did == [(engine._LOOK_S, False)] * 2:
+            (tmp_path / STOP).touch()
+        return False
+
+    over.wait = wait
+    stopper._watch()
+    interrupt = (threading.main_thread().ident, signal.SIGINT)
+    assert did == [(engine._LOOK_S, False)] * 2 + [interrupt, "hung up", (engine._AGAIN_S, True)] * 2
+
+
 def test_only_the_connections_of_the_group_are_shut_down(tmp_path: Path) -> None:
     stopper = engine._Stopper(tmp_path)
     with ExitStack() as stack:
@@ -376,20 +396,13 @@ def test_a_function_on_engines(engines: Any, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("inside", ["setting up", "a step"])
-def test_an_exception_of_a_rank_on_an_engine(engines: Any, inside: str) -> None:
-    def fail() -> None:
-        if torch.distributed.get_rank() == 1:
-            {}["gone"]
-
+def test_an_exception_of_a_rank_on_an_engine(engines: Any) -> None:
     def set_up() -> Any:
-        if inside == "setting up":
-            fail()
         step, batches = small()
 
         def failing(batch: Any) -> None:
-            if inside == "a step":
-                fail()
+            if torch.distributed.get_rank() == 1:
+                {}["gone"]
             step(batch)
 
         return failing, batches
@@ -417,22 +430,6 @@ def test_an_interrupt_while_engines_run_a_job(engines: Any, tmp_path: Path) -> N
         thread.join()
 
     assert perfnb.profile_ranks(small, executor=engines, **FAST).ranks == [0, 1]
-
-
-@pytest.mark.deep
-def test_an_engine_with_a_process_group(engines: Any) -> None:
-    def join() -> None:
-        import torch
-
-        store = torch.distributed.HashStore()
-        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-
-    engines[1].apply_sync(join)
-    try:
-        with pytest.raises(CaptureError, match="An engine already has a process group"):
-            perfnb.profile_ranks(small, executor=engines, **FAST)
-    finally:
-        engines[1].apply_sync(torch.distributed.destroy_process_group)
 
 
 @pytest.mark.deep

@@ -121,6 +121,18 @@ def test_ranks_that_ended_without_a_word(tmp_path: Path) -> None:
         followed(tmp_path)
 
 
+def test_ranks_are_waited_for_until_they_are_done_and_have_ended(tmp_path: Path, waits: list[float]) -> None:
+    class Slow(Ranks):
+        def _have_ended(self) -> bool:
+            if len(waits) == 2:
+                for rank in (0, 1):
+                    (tmp_path / f"done_{rank}").write_text("0")
+            return len(waits) == 5
+
+    Slow(tmp_path, "order", 2, "gloo").follow(lambda *_: None, lambda line: None)  # type: ignore[arg-type]
+    assert waits == [job._LOOK_S] * 5
+
+
 @pytest.mark.parametrize("blamed", [True, False])
 def test_a_rank_that_lost_another_one_is_not_to_blame(blamed: bool, tmp_path: Path, waits: list[float]) -> None:
     failed(tmp_path, 0, 5.0, "Connection closed by peer", ValueError("lost"))
@@ -208,3 +220,4 @@ def test_values_are_replaced_in_all_that_a_step_uses(monkeypatch: pytest.MonkeyP
     closed, kept, of_globals, _ = inner()
     assert (closed, kept, of_globals) == (new, other, new)
     assert a_global is new
+    _replace_in(3, {id(old): new})  # what is no function has nothing to replace

@@ -14,7 +14,6 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 
 import perfnb
 from perfnb.errors import CaptureError
@@ -22,40 +21,6 @@ from tests.launching.jobs import FAST, endless, interrupt_soon, processes_of_job
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.deep, pytest.mark.usefixtures("nothing_left")]
-
-
-def test_a_function(capsys: pytest.CaptureFixture[str]) -> None:
-    def set_up() -> Any:
-        print("rank", torch.distributed.get_rank(), "of", torch.distributed.get_world_size())
-        return small()
-
-    ranks = perfnb.profile_ranks(set_up, threads=1, name="small", **FAST)
-
-    assert ranks.ranks == [0, 1]
-    assert "[rank 0] rank 0 of 2\n" in (printed := capsys.readouterr().out)
-    assert "[rank 1] rank 1 of 2\n" in printed
-    assert [profile.meta["job"]["backend"] for profile in ranks] == ["gloo"] * 2
-    assert [profile.meta["environment"]["threads"] for profile in ranks] == [1, 1]
-    assert "model.module" in ranks[0].layers.index
-    counts = [profile.steps["pass"].value_counts().to_dict() for profile in ranks]
-    assert counts[0] == counts[1]
-    assert counts[0]["timed"] == 2
-    assert set(ranks[0].steps["samples"].dropna()) == {6}
-
-
-def test_models_are_wrapped_and_batches_split() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(8, 4))
-
-    def set_up() -> Any:
-        def step(batch: torch.Tensor) -> None:
-            model(batch).sum().backward()
-
-        return step
-
-    ranks = perfnb.profile_ranks(set_up, batches=[torch.ones(6, 8)], ddp=True, split=True, **FAST)
-
-    assert ranks[1].layers.loc["model", "module"] == "DistributedDataParallel"
-    assert set(ranks[1].steps["samples"].dropna()) == {3}
 
 
 def test_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,41 +43,6 @@ def test_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "[rank 1] done ['--epochs', '3'] 1\n" in printed
     assert "The whole run was saved" not in printed
-
-
-def test_the_exception_of_the_first_rank_that_fails() -> None:
-    def set_up() -> Any:
-        step, batches = small()
-
-        def failing(batch: Any) -> None:
-            if torch.distributed.get_rank() == 1:
-                {}["gone"]
-            step(batch)
-
-        return failing, batches
-
-    with pytest.raises(KeyError, match="gone") as caught:
-        perfnb.profile_ranks(set_up, **FAST)
-
-    assert caught.value.__notes__ == ["perfnb: raised by rank 1 of 2; its traceback is above."]
-    assert '{}["gone"]' in str(caught.value.__cause__)
-    assert "perfnb/step" not in str(caught.value.__cause__)
-
-
-def test_a_rank_that_ends_by_itself() -> None:
-    def set_up() -> Any:
-        if torch.distributed.get_rank() == 1:
-            os._exit(7)
-        return small()
-
-    with pytest.raises(CaptureError, match="Rank 1 of 2 ended before its profile was complete"):
-        perfnb.profile_ranks(set_up, **FAST)
-
-
-@pytest.mark.parametrize("returned", [None, 3, "step"])
-def test_a_function_that_returns_no_step(returned: Any) -> None:
-    with pytest.raises(CaptureError, match=f"returned {type(returned).__name__}, not a step"):
-        perfnb.profile_ranks(lambda: returned, 1)
 
 
 def test_a_rank_that_is_killed() -> None:
@@ -149,16 +79,6 @@ def test_interrupts_at_random_instants() -> None:
         assert set(Path(tempfile.gettempdir()).glob("perfnb-*")) == before
     print(f"all ranks had ended {slowest_s:.2f} s after the interrupt at most")
     assert perfnb.profile_ranks(small, **FAST).ranks == [0, 1]
-
-
-def test_batches_from_a_loaders_workers(tmp_path: Path) -> None:
-    ranks = perfnb.profile_ranks(with_workers(tmp_path, 100), threads=1, **FAST)
-
-    assert {one.name for one in tmp_path.glob("worker_*")} == {"worker_0_0", "worker_1_0"}
-    assert [profile.meta["environment"]["threads"] for profile in ranks] == [1, 1]
-    assert all(profile.phases.loc["data", "ms"] > 0 for profile in ranks)
-    assert set(ranks[1].steps["samples"].dropna()) == {4}
-    assert processes_of_jobs() == []
 
 
 def test_an_interrupt_ends_the_workers_of_loaders_too(tmp_path: Path) -> None:

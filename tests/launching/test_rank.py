@@ -28,7 +28,7 @@ from perfnb.errors import CaptureError
 from perfnb.launching import child, rank
 from perfnb.launching.job_folder import ORDER, PROGRESS, Meeting
 from perfnb.launching.order import Order, pack_cell
-from perfnb.launching.rank import _FileLine, _replace_in, _set_up, _Split, _unwrapped, _wrapped, profile_in_group
+from perfnb.launching.rank import _FileLine, _set_up, _Split, _unwrapped, _wrapped, profile_in_group
 from perfnb.launching.rank_scaling import _measured, _numbers
 from perfnb.profile import profiling
 from perfnb.profile.profile import Profile
@@ -50,9 +50,7 @@ def test_batches_come_with_the_step_or_as_an_argument() -> None:
         _set_up(lambda: (step, [2]), [1])
 
 
-@pytest.mark.parametrize(
-    ("returned", "kind"), [((step, 1, 2), "tuple"), ((step,), "tuple"), (3, "int"), ((3, []), "int")]
-)
+@pytest.mark.parametrize(("returned", "kind"), [((step, 1, 2), "tuple"), (3, "int"), ((3, []), "int")])
 def test_a_target_must_return_a_step(returned: Any, kind: str) -> None:
     with pytest.raises(CaptureError, match=f"returned {kind} instead of a step"):
         _set_up(lambda: returned, None)
@@ -70,10 +68,6 @@ def test_the_split_of_a_batch_keeps_its_containers() -> None:
     assert part.x.tolist() == [2, 3]
     assert isinstance(part.label, list)
     assert (part.label[0].tolist(), part.label[1]) == ([1], "word")
-
-
-def test_a_batch_of_as_many_rows_as_ranks_is_split() -> None:
-    assert [part.tolist() for part in _Split(lambda: iter([torch.arange(2)]), 1, 2)] == [[1]]
 
 
 class Reads(nn.Module):
@@ -109,33 +103,6 @@ def test_a_model_of_which_one_weight_learns_is_wrapped() -> None:
     model.weight.requires_grad_(False)
     with pytest.raises(CaptureError, match="ddp finds no model"):
         _wrapped({"model": model})
-
-
-def test_values_are_replaced_wherever_a_step_finds_them() -> None:
-    old, new, kept = object(), object(), object()
-    names: dict[str, Any] = {"shared": old, "kept": kept}
-    exec("def inner():\n    return shared, kept\n", names)
-    inner = names["inner"]
-
-    def outer() -> Any:
-        return old, inner()
-
-    _replace_in(outer, {id(old): new})
-    assert outer() == (new, (new, kept))
-    assert (names["shared"], names["kept"]) == (new, kept)
-    _replace_in(3, {id(old): new})  # what is no function has nothing to replace
-
-
-def test_the_variables_of_a_method_are_replaced() -> None:
-    old, new = object(), object()
-
-    class Owner:
-        def run(self) -> Any:
-            return old
-
-    owner = Owner()
-    _replace_in(owner.run, {id(old): new})
-    assert owner.run() is new
 
 
 def test_only_the_first_rank_tells_its_progress(tmp_path: Path) -> None:
@@ -358,21 +325,19 @@ def test_a_cell_runs_with_its_variables_and_names_the_models(monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("parallel")
-@pytest.mark.parametrize(("options", "kind"), [({"ddp": True}, Reads), ({}, nn.Linear)])
-def test_the_model_of_a_function_is_wrapped_if_asked(
-    options: dict[str, Any], kind: type, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("target", "options", "kind"),
+    [
+        (naming, {"ddp": True}, "Reads"),
+        (naming, {}, "Linear"),
+        (naming_wrapped, {"plain": True}, "Linear"),  # for a comparison
+        (naming_wrapped, {}, "Reads"),
+    ],
+)
+def test_the_model_of_a_function_is_wrapped_or_unwrapped_if_asked(
+    target: Any, options: dict[str, Any], kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    Group(monkeypatch).run(tmp_path, order_of(naming, **options))
-
-    assert [kind.__name__] == RAN
-
-
-@pytest.mark.usefixtures("parallel")
-@pytest.mark.parametrize(("options", "kind"), [({"plain": True}, "Linear"), ({}, "Reads")])
-def test_a_wrapped_model_is_unwrapped_for_a_comparison(
-    options: dict[str, Any], kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    Group(monkeypatch).run(tmp_path, order_of(naming_wrapped, **options))
+    Group(monkeypatch).run(tmp_path, order_of(target, **options))
 
     assert [kind] == RAN
 

@@ -188,8 +188,6 @@ def test_a_step_is_drawn_with_what_exceeds_perfect_scaling() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"ranks": (1,)}, ValueError, "ranks must contain at least one number above 1"),
-        ({"ranks": 2}, TypeError, "ranks must be a sequence of numbers"),
         ({"ranks": (0, 2)}, ValueError, "ranks must be"),
         ({"mode": "middling"}, ValueError, "mode must be 'strong' or 'weak'"),
         ({"rounds": 0}, ValueError, "rounds must be"),

@@ -40,23 +40,32 @@ def listening_of(process: psutil.Process) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_job_of_a_function_listens_on_loopback_only(
+def test_the_ranks_of_a_function_are_profiled_and_listen_on_loopback_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither its ranks, which exchange gradients, nor the process that started them."""
+    """Neither the ranks, which exchange gradients, nor the process that started them can be reached from elsewhere."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")  # what a cluster's image may set
 
     def set_up() -> Any:
         made = small()
         rank = torch.distributed.get_rank()
+        print("rank", rank, "of", torch.distributed.get_world_size())
         starter = psutil.Process().parent()
         addresses = {"rank": listening_of(psutil.Process()), "starter": listening_of(starter)}
         (tmp_path / f"{rank}").write_text(repr(addresses))
         return made
 
-    assert perfnb.profile_ranks(set_up, threads=1, **FAST).ranks == [0, 1]
+    ranks = perfnb.profile_ranks(set_up, threads=1, name="small", **FAST)
 
-    for rank in range(2):
+    assert ranks.ranks == [0, 1]
+    printed = capsys.readouterr().out
+    for rank, profile in enumerate(ranks):
+        assert f"[rank {rank}] rank {rank} of 2\n" in printed
+        assert (profile.meta["name"], profile.meta["job"]["backend"]) == ("small", "gloo")
+        assert profile.meta["environment"]["threads"] == 1
+        assert "model.module" in profile.layers.index
+        assert profile.steps["pass"].value_counts()["timed"] == 2
+        assert set(profile.steps["samples"].dropna()) == {6}
         addresses = eval((tmp_path / f"{rank}").read_text())
         assert addresses["starter"] == []
         assert addresses["rank"], "gloo listens for the other rank"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -54,11 +54,6 @@ class Accumulating:
         """Use one batch."""
         self.model(batch).square().mean().backward()
         time.sleep(WORK_MS / 1000)
-
-    def fresh(self) -> Iterator[Any]:
-        """Yield batches without end."""
-        while True:
-            yield from self.loader
 
     @property
     def namespace(self) -> dict[str, Any]:

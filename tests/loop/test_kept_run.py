@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,56 +17,33 @@ from perfnb.loop import kept_run
 from perfnb.loop.driver import LoopProfiler
 from perfnb.loop.kept_run import KeptRun, keep_run
 from perfnb.loop.profiled import ProfiledLoop
-from perfnb.loop.record import RunRecorder
 from tests.command.processes import environment
 from tests.loop.loops import Training
 from tests.loop.planted_runs import recorder_of, run, usual
 
-#: A script that knows nothing of what it leaves; `{end}` is its loop's body.
+#: A script that ends inside a window, in another folder, and knows nothing of what it leaves.
 _SCRIPT = """
-import os, sys, perfnb
-for step, batch in enumerate(perfnb.profiled(range(60), at=5, steps=4, traced=1, memory=False, flops=False{save})):
-    {end}
+import os, perfnb
+steps = iter(perfnb.profiled(range(60), at=[5, 50], steps=4, memory=False, flops=False, save="my runs"))
+for step in steps:
+    if step == 52:
+        break
+os.chdir("/")
 """
 
 
-def ended(tmp_path: Path, end: str, save: str = "") -> subprocess.CompletedProcess[str]:
-    """Run such a script to its end."""
-    command = [sys.executable, "-W", "error", "-c", _SCRIPT.format(end=end, save=save)]
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env=environment(), timeout=300, check=False
-    )
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("end", "code"),
-    [
-        ("os.chdir('/')", 0),
-        pytest.param("step == 40 and sys.exit(3)", 3, marks=pytest.mark.deep),
-        pytest.param("step == 40 and 1 / 0", 1, marks=pytest.mark.deep),
-        pytest.param("step == 40 and os.kill(os.getpid(), 2)", -2, marks=pytest.mark.deep),
-    ],
-)
-def test_a_script_leaves_its_run_and_says_where(end: str, code: int, tmp_path: Path) -> None:
-    done = ended(tmp_path, end, ", save='my runs'")
-    assert (done.returncode, done.stdout) == (code, "")
-    told = done.stderr.splitlines()[-1]
+def test_a_script_leaves_its_run_and_says_where(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-c", _SCRIPT]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment(), check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    [told] = done.stderr.splitlines()
     assert told.startswith("perfnb: ")
     assert told.endswith("The run and 1 profile: perfnb show 'my runs'")
     found = perfnb.load(tmp_path / "my runs")
     assert isinstance(found, perfnb.results.RunSummary)
-    assert found.steps["steps"].sum() == (60 if code == 0 else 40)
+    assert found.steps["steps"].sum() == 52
     assert [path.name for path in tmp_path.iterdir()] == ["my runs"]
-
-
-@pytest.mark.deep
-def test_a_run_that_is_not_saved_is_shown(tmp_path: Path) -> None:
-    told = ended(tmp_path, "pass").stderr.splitlines()
-    assert told[0] == "perfnb · whole run · loop"
-    assert told[-1] == "perfnb: The run and 1 profile were not saved; save= would."
-    assert max(map(len, told)) <= 100
-    assert not list(tmp_path.iterdir())
 
 
 def run_through(loop: ProfiledLoop[Any], training: Training) -> None:
@@ -102,12 +78,6 @@ def test_a_run_has_the_same_figures_wherever_it_is_shown(tmp_path: Path) -> None
     assert loop.run.memory["resident_bytes"].max() < 2 * resident, "it is that of the loop, not of what comes after"
     loop._kept_run._tell()
     assert str(perfnb.load(tmp_path / "runs")) == text
-
-
-def test_nothing_is_told_without_a_profile(capsys: pytest.CaptureFixture[str]) -> None:
-    loop = perfnb.profiled(range(3))
-    list(loop)
-    assert told(loop, capsys) == ""
 
 
 def test_of_several_loops_the_last_is_reported(tmp_path: Path) -> None:
@@ -166,30 +136,90 @@ def test_each_rank_saves_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert ranks[1].name == "train"
 
 
-def test_only_the_first_rank_of_the_process_with_the_loop_tells(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def told_of(recorder: RunRecorder, folder: str) -> tuple[str, bool]:
-        driver = LoopProfiler(save=tmp_path / folder)
-        driver.recorder = recorder
-        kept = KeptRun(driver, asked=False)
-        monkeypatch.setattr("os.getpid", lambda: process)
-        kept._tell()
-        monkeypatch.undo()
-        return capsys.readouterr().err, (tmp_path / folder).exists()
+class Profiles(list[Any]):
+    """Profiles of a loop, and the folder that its user has given."""
 
-    process = os.getpid()
-    said, saved = told_of(recorder_of(usual(60)), "alone")
-    assert (said.startswith("perfnb: "), said.endswith(f"The run: perfnb show {tmp_path / 'alone'}\n")) == (True, True)
-    assert saved
-    assert told_of(recorder_of([]), "empty") == ("", False)
-    for rank, tells in (("0", True), ("1", False)):
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        monkeypatch.setenv("RANK", rank)
-        said, saved = told_of(recorder_of(usual(60)), f"rank {rank}")
-        assert (bool(said), saved) == (tells, True)
-    process += 1  # as in a fork
-    assert told_of(recorder_of(usual(60)), "forked") == ("", False)
+    def __init__(self, count: int, given: str | None) -> None:
+        super().__init__([None] * count)
+        self.given, self.folder = given, None if given is None else Path(given)
+
+
+NOT_SAVED = "All of it.\n\nperfnb: The run and 1 profile were not saved; save= would.\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "count", "changed", "said"),
+    [
+        ("my runs", 0, {}, "perfnb: Steady. The run: perfnb show 'my runs'\n"),
+        ("my runs", 2, {"asked": True, "rank": 0}, "perfnb: Steady. The run and 2 profiles: perfnb show 'my runs'\n"),
+        ("my runs", 2, {"rank": 1}, ""),
+        ("my runs", 2, {"notebook": True}, ""),
+        ("my runs", 2, {"process": 1}, ""),  # a fork of the one with the loop
+        ("my runs", 2, {"error": OSError("full")}, "perfnb: the run was not saved: OSError: full\n"),
+        (None, 1, {}, NOT_SAVED),
+        (None, 1, {"asked": True}, ""),
+        (None, 0, {}, ""),
+    ],
+)
+def test_what_is_told_of_a_run_when_the_process_ends(
+    given: str | None,
+    count: int,
+    changed: dict[str, Any],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kept = list[Any]()
+
+    def keep(*what: Any) -> None:
+        kept.append(what)
+        if "error" in changed:
+            raise changed["error"]
+
+    run = SimpleNamespace(rank=changed.get("rank"), _line=lambda: "Steady", _text=lambda: "All of it.")
+    monkeypatch.setattr(kept_run, "summarise", lambda recorder: run if recorder == "steps" else None)
+    monkeypatch.setattr(kept_run, "keep_run", keep)
+    monkeypatch.setattr(kept_run, "in_notebook", lambda: changed.get("notebook", False))
+    driver: Any = SimpleNamespace(profiles=Profiles(count, given), recorder="steps")
+    one = KeptRun(driver, asked=changed.get("asked", False))
+    one._process += changed.get("process", 0)
+    one._tell()
+    assert capsys.readouterr() == ("", said)
+    assert kept == ([(run, Path("my runs"))] if given is not None and "process" not in changed else [])
+    driver.recorder = "no steps"
+    one._tell()
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("last", "interactive", "at_a_prompt", "notebook", "raised"),
+    [
+        (KeyboardInterrupt(), False, False, False, True),
+        (ValueError(), False, False, False, False),
+        (None, False, False, False, False),
+        (KeyboardInterrupt(), True, False, False, False),
+        (KeyboardInterrupt(), False, True, False, False),
+        (KeyboardInterrupt(), False, False, True, False),
+    ],
+)
+def test_a_process_that_was_interrupted_still_ends_with_the_signal(
+    last: Any, interactive: bool, at_a_prompt: bool, notebook: bool, raised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = list[Any]()
+
+    def execute(code: str) -> None:
+        done.append(code)
+        raise KeyboardInterrupt
+
+    state = SimpleNamespace(flags=SimpleNamespace(interactive=interactive), **({"last_value": last} if last else {}))
+    if at_a_prompt:
+        state.ps1 = ">>> "
+    monkeypatch.setattr(kept_run, "sys", state)
+    monkeypatch.setattr(kept_run, "exec", execute, raising=False)
+    monkeypatch.setattr(kept_run, "in_notebook", lambda: notebook)
+    monkeypatch.setattr(kept_run, "_to_tell", [SimpleNamespace(_tell=lambda: done.append("told"))] * 2)
+    kept_run._tell_all()
+    assert done == ["told", "told", *["raise KeyboardInterrupt"] * raised]
 
 
 def test_a_run_is_saved_every_half_minute_and_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

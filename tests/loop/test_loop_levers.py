@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,36 +67,6 @@ def test_the_answer_is_in_the_summary_the_saved_run_and_a_line(
     assert line.startswith(made)
 
 
-def test_nothing_happens_unless_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    training = Training(batches=40)
-    loop = perfnb.profiled(training.batches, **WINDOW)
-    assert set(train(loop, training)) == {10.0}
-    assert loop.run.tried == []
-    assert capsys.readouterr().err == ""
-
-
-def test_the_trial_goes_on_in_the_next_epoch() -> None:
-    training = Training(batches=45)
-    loop = perfnb.profiled(training.batches, try_levers=["fused_optimizer"], **WINDOW)
-    for _ in range(5):
-        train(loop, training)
-        assert training.optimizer.param_groups[0]["fused"] is None
-    [tried] = loop.run.tried
-    assert (tried["verdict"], tried["kept"]) == ("faster", True)
-    assert 0 < tried["left"] < 5 * 45 - BEFORE - EACH
-
-
-@pytest.mark.parametrize("until", [BEFORE + 1, BEFORE + 6, BEFORE + 13, BEFORE + 50])
-def test_a_loop_that_breaks_off_leaves_nothing_on_and_no_verdict(until: int) -> None:
-    training = Training(batches=60)
-    loop = perfnb.profiled(training.batches, try_levers=["fused_optimizer", "gc_freeze"], **WINDOW)
-    train(loop, training, until=until)
-    assert training.optimizer.param_groups[0]["fused"] is None
-    assert gc.isenabled()
-    assert [tried["verdict"] for tried in loop.run.tried] == ["not timed", "not timed"]
-    assert "too few pairs of blocks before the loop ended" in str(loop.run)
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
 def test_what_the_body_raises_reaches_the_user_with_all_off(error: type[BaseException]) -> None:
     training = Training(batches=60)
@@ -114,53 +82,6 @@ def test_what_the_body_raises_reaches_the_user_with_all_off(error: type[BaseExce
     with pytest.raises(error):
         run()
     assert training.optimizer.param_groups[0]["fused"] is None
-
-
-def test_a_window_meets_the_loop_without_levers() -> None:
-    training = Training(batches=BEFORE + EACH + 60)
-    at = [3, BEFORE + 14]  # inside a block
-    seen = []
-    options = WINDOW | {"at": at}
-    loop = perfnb.profiled(training.batches, try_levers=["fused_optimizer"], **options)
-    for batch in loop:
-        training(batch)
-        if loop._profiler.is_open:
-            seen.append(training.optimizer.param_groups[0]["fused"])
-        time.sleep(0.010 - 0.004 * bool(training.optimizer.param_groups[0]["fused"]))
-    assert seen
-    assert set(seen) == {None}
-    assert loop.profiles.at == at
-    assert loop.run.tried[0]["verdict"] == "faster"
-
-
-def test_several_ranks_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfnb.remedies.loop_trial.place_in_job", lambda: {"world_size": 2})
-    training = Training(batches=30)
-    loop = perfnb.profiled(training.batches, try_levers=True, **WINDOW)
-    with pytest.warns(
-        RuntimeWarning, match=r"^perfnb: no levers were tried: the job has several ranks, which would have"
-    ):
-        assert set(train(loop, training)) == {10.0}
-    assert loop.run.tried == []
-
-
-def test_a_lever_that_a_loop_does_not_allow_is_refused_before_it_starts() -> None:
-    with pytest.raises(ValueError, match="Other levers lower precision or require a step that can be called again"):
-        perfnb.profiled([1], try_levers=["autocast"])
-
-
-def test_a_failure_of_perfnb_ends_the_trial_and_not_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: Any) -> None:
-        raise RuntimeError("perfnb's own")
-
-    monkeypatch.setattr("perfnb.profile.places.users_files", fails)
-    training = Training(batches=30)
-    loop = perfnb.profiled(training.batches, try_levers=["gc_freeze"], **WINDOW)
-    with pytest.warns(RuntimeWarning, match=r"^perfnb: no more levers are tried: RuntimeError: perfnb's own$"):
-        assert len(train(loop, training)) == 30
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert loop.run.tried == []
 
 
 class Slow(Dataset[Any]):

@@ -89,6 +89,39 @@ def test_a_pause_of_the_host_makes_the_devices_time_unknown(clock: object) -> No
     assert np.flatnonzero(recorder.recorded().rows[:, -1] < 0).tolist() == [0, 5]
 
 
+def test_the_device_is_read_whenever_the_host_has_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, did = recorder_of([10.0] * 4, windows=[(1, 9)]), list[Any]()
+    monkeypatch.setattr(record, "_device_clock", lambda: "a clock")
+    monkeypatch.setattr(record, "accelerators", list)
+    for in_use, found in ((False, None), (True, "a clock")):
+        monkeypatch.setattr(record, "accelerator_in_use", lambda in_use=in_use: in_use)
+        recorder._read(recorder._end_ns)
+        assert recorder._device == found  # type: ignore[comparison-overlap]
+    device: Any = SimpleNamespace(cut=did.append, poll=lambda: did.append("read"), times_of=lambda steps: steps * 0 - 1)
+    recorder._device = device
+    recorder._read(recorder._end_ns)
+    recorder._fold()
+    recorder.leave()
+    assert did == ["read", "read", 4]
+
+
+def test_events_are_read_before_too_many_wait_and_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "_CHUNK", 8)
+    Event.passed_until, Event.count, made = 10**9, 0, list[Event]()
+
+    def event(enable_timing: bool) -> Event:
+        made.append(Event(enable_timing))
+        return made[-1]
+
+    clock = _DeviceClock("cuda", SimpleNamespace(Event=event, current_stream=lambda index: None), 0)
+    waiting = []
+    for step in range(6):
+        clock.mark(step)
+        waiting.append(len(clock._waiting))
+    assert waiting == [1, 2, 0, 1, 2, 0]
+    assert len(made) == 4
+
+
 def test_the_runs_random_numbers_stay_as_they_are(clock: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "MOST_ROWS", 500)
     monkeypatch.setattr(record, "_CHUNK", 64)

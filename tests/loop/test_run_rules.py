@@ -12,7 +12,7 @@ import pytest
 from perfnb.loop.run_comparison import _of_slope
 from perfnb.loop.run_rules import _share, run_findings
 from perfnb.loop.run_summary import RunMemory
-from perfnb.loop.run_view import _change_verdict
+from perfnb.loop.run_view import _change_verdict, _outcome
 from perfnb.loop.windows import Windows
 from perfnb.stats.blocks import Changes
 from perfnb.stats.intervals import Centre
@@ -150,6 +150,9 @@ def test_a_change_of_pace_costs_what_the_fastest_would_save() -> None:
     assert twice["bound_ms"] == 2.0
     assert found(changes=jumps((50,), 10.0, 10.49), mean_ms=11.5).table.empty
     assert found(changes=jumps((98,), 10.0, 12.0), mean_ms=11.5).table.empty
+    assert only(changes=jumps((25,), 10.0, 10.5), mean_ms=10.4)["bound_ms"] == 0.375
+    assert only(changes=jumps((80,), 10.0, 12.0), mean_ms=16.0)["bound_ms"] == 0.4
+    assert found(changes=jumps((80,), 10.0, 12.0), mean_ms=16.1).table.empty
     wide = only(changes=jumps((50,), 10.0, 12.0, high=120.0), mean_ms=11.5)
     assert wide["evidence"].endswith("From first to last level: +20.0 %.")
     assert found(changes=Changes("steady", (), (10.0,), Centre(1.0, 1.0, 1.0))).table.empty
@@ -251,6 +254,25 @@ def test_a_share_is_said_with_its_interval_if_it_has_one(share: Centre, said: st
 )
 def test_growth_of_memory_without_an_interval_may_be_anything(slope: Slope | None, centre: tuple[float, ...]) -> None:
     assert tuple(_of_slope(slope)) == pytest.approx(centre, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "together", "said"),
+    [
+        ({}, True, " with the others"),
+        ({"lever": "a and b"}, True, ": it would have saved about 300 ms over {100}, 30 % of their time"),
+        ({"setup_s": 0.1}, False, ": it would have saved about 200 ms over {100}, 20 % of their time"),
+        ({"setup_s": 0.3}, False, " in a longer run: preparing it takes longer than what it saves over {100}"),
+        ({"saves_ms": 10.0}, False, ": it would have saved about 1.00 s over {100}"),
+        ({"left": None}, False, ""),
+        ({"saves_ms": None, "values": "not checked"}, False, "; values unchecked here: check with try_levers"),
+    ],
+)
+def test_what_a_lever_would_have_saved(changes: dict[str, Any], together: bool, said: str) -> None:
+    run: Any = SimpleNamespace(mean_ms=9.0, between_ms=1.0)
+    tried = {"lever": "a", "kept": True, "saves_ms": 3.0, "left": 100, "setup_s": None, "values": "exact"} | changes
+    assert _outcome(run, tried, together) == f"worth keeping{said}".replace("{100}", "the remaining 100 steps")
+    assert _outcome(run, {"kept": False, "why_not": "too noisy"}, together) == "too noisy"
 
 
 def changed(verdict: str, ratio: float | None, ratio_ci: tuple[float, float] | None = None, **parts: Any) -> Any:

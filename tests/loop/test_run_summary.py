@@ -15,11 +15,10 @@ import pytest
 from msgspec import structs
 
 import perfnb
-from perfnb.draw.document import Effects
+from perfnb.draw.document import Cards, Effects
 from perfnb.errors import RecordingError
 from perfnb.loop.record import RunRecorder
 from perfnb.loop.run import RUN, RunSummary, summarise
-from perfnb.loop.run_summary import stretches
 from perfnb.recording.schema import SCHEMA
 from perfnb.recording.store import SavedFolder
 from tests.loop.planted_runs import MIB, recorded, run, steady_memory, usual
@@ -61,15 +60,62 @@ def test_waits_for_data() -> None:
     assert low <= 100 * share <= high
     assert high - low < 2
     assert found.sentences[0] == "Input-bound: removing the wait for data could save up to 5.99 ms per step, 37 %."
+    assert not any(isinstance(section, Cards) for section in found._document().sections)  # the verdict says it all
+    assert found._document().verdict.selects == ""
 
 
-def test_findings_have_the_columns_of_a_profiles() -> None:
-    waits = usual(N, 6.0, seed=2)
-    found = run(usual(N) + waits, waits).findings
-    assert list(found.columns) == list(SCHEMA["findings"])
-    assert found["rows"].tolist() == [[{"kind": "phase", "name": "data"}]]
-    assert found["why"].str.len().min() > 0
-    assert list(run(usual(N)).findings.columns) == list(SCHEMA["findings"])
+def stalled(step: np.ndarray[Any, Any]) -> dict[str, Any]:
+    return {"wall_ms": usual(N) + 90.0 * (step % 100 == 50)}
+
+
+def starved(step: np.ndarray[Any, Any]) -> dict[str, Any]:
+    waits = 120.0 * (step % 40 == 10)
+    return {"wall_ms": usual(N) + waits, "data_ms": waits}
+
+
+def grown(step: np.ndarray[Any, Any]) -> dict[str, Any]:
+    return {"wall_ms": usual(N) * np.exp(step / 400.0)}
+
+
+def jumped(step: np.ndarray[Any, Any]) -> dict[str, Any]:
+    return {"wall_ms": usual(N) * np.where(step < 1234, 1.0, 1.3)}
+
+
+def leaked(step: np.ndarray[Any, Any]) -> dict[str, Any]:
+    return {"wall_ms": usual(N), "memory": lambda step: steady_memory(step) + step * MIB // 4}
+
+
+@pytest.mark.parametrize(
+    ("planted", "bottleneck", "said"),
+    [
+        (stalled, "stalls", "every 100 steps"),
+        (starved, "input pipeline", "in bursts"),
+        (grown, "drift", "Step time rose over the run from"),
+        (jumped, "change of pace", "at step 1,23"),
+        (leaked, "memory growth", "256 KiB per step"),
+    ],
+)
+def test_what_was_planted_is_found(planted: Callable[[Any], dict[str, Any]], bottleneck: str, said: str) -> None:
+    found = run(**planted(np.arange(N)))
+    assert bottlenecks(found) == [bottleneck]
+    assert said in evidence(found)
+    assert pd.isna(found.findings["bound_share"].max()) or found.findings["bound_share"].max() < 1
+    assert list(found.findings.columns) == list(SCHEMA["findings"])
+    assert found.next is not None
+
+
+def test_warm_up_and_profiled_windows_are_left_out() -> None:
+    wall = usual(N)
+    wall[:2], wall[100:130] = (900, 30), 30 * wall[100:130]
+    kept = recorded(wall, windows=[(100, 130)], pass_name="traced")
+    kept.facts.update(load=6.5, cpus=4)
+    found = RunSummary(kept)
+    assert (found.verdict, len(found.slow)) == ("Steady", 0)
+    assert found._document().verdict.sentence.endswith("; only faster steps can shorten the run")
+    said = " ".join(found.sentences)
+    assert "the first 2 steps (warm-up)" in said
+    assert "30 profiled steps" in said
+    assert "busy, with a mean load of 6.5 on 4 CPUs" in said
 
 
 def test_a_surer_finding_that_is_not_much_smaller_is_the_verdict() -> None:
@@ -78,91 +124,11 @@ def test_a_surer_finding_that_is_not_much_smaller_is_the_verdict() -> None:
     wall[1000] = 2500.0  # one slow step, as other work on the machine causes
     found = run(wall, other_ms=other)
     assert bottlenecks(found) == ["stalls", "between steps"]
+    cards = next(section for section in found._document().sections if isinstance(section, Cards))
+    assert [card.title for card in cards.cards] == ["between steps", "stalls"]
+    assert found._document().verdict.selects == "findings"
     assert found.findings["confidence"].tolist() == ["low", "high"]
     assert found.verdict == "Much time passes between steps"
-
-
-def test_few_waits_are_no_input_bound_run() -> None:
-    waits = usual(N, 1.0, seed=2)
-    assert run(usual(N) + waits, waits).verdict == "Slowed by waits for data"
-    little = usual(N, 0.2, seed=2)
-    assert run(usual(N) + little, little).verdict == "Steady"
-
-
-@pytest.mark.parametrize("waiting", [[17], [17, 61]])
-def test_a_share_of_waits_that_few_steps_make_is_a_finding_of_low_confidence(waiting: list[int]) -> None:
-    waits = np.zeros(120)
-    waits[waiting] = 340.0 / len(waiting)
-    found = run(usual(120) + waits, waits)
-    assert found.verdict == "Slowed by waits for data"
-    assert found.sentences[0].endswith("per step, 22 %.")
-    assert (found.findings["confidence"] == "low").all()
-    assert "22.1 % [0.0," in evidence(found)
-
-
-def test_a_steady_run_is_not_said_to_have_nothing_to_gain() -> None:
-    verdict = run(usual(N))._document().verdict
-    assert verdict.sentence.startswith("Steady: ")
-    assert verdict.sentence.endswith("; only faster steps can shorten the run")
-    assert "profile some of them" in verdict.next
-
-
-def test_stalls_when_how_often_and_what_they_cost() -> None:
-    wall = usual(N)
-    wall[150::100] += 90
-    found = run(wall)
-    assert bottlenecks(found) == ["stalls"]
-    assert "every 100 steps" in evidence(found)
-    assert found.findings["bound_ms"].iloc[0] * N == pytest.approx(90 * 19, rel=0.01)
-    assert sorted(found.slow["step"]) == list(range(150, N, 100))
-
-
-def test_a_loader_that_stalls_is_a_matter_of_the_input() -> None:
-    waits = np.zeros(N)
-    waits[10::40] = 120.0
-    found = run(usual(N) + waits, waits)
-    assert bottlenecks(found) == ["input pipeline"]
-    assert "bursts" in evidence(found)
-
-
-def test_drift() -> None:
-    found = run(usual(N) * np.linspace(1, 1.4, N))
-    assert found.verdict == "Slower and slower"
-    assert "+4" in evidence(found) or "+39" in evidence(found)
-
-
-def test_a_run_that_grew_many_times_cannot_save_more_than_it_took() -> None:
-    found = run(usual(200) * np.exp(np.linspace(0, 5, 200)))
-    assert found.verdict == "Slower and slower"
-    assert found.findings["bound_share"].max() < 1
-
-
-def test_a_jump_and_where_it_was() -> None:
-    wall = usual(N)
-    wall[1234:] *= 1.3
-    found = run(wall)
-    assert bottlenecks(found) == ["change of pace"]
-    assert "at step 1,23" in evidence(found)
-    ratio = found.changes.ratio  # type: ignore[union-attr]
-    assert ratio.low < 1.3 < ratio.high
-
-
-def test_a_leak_and_when_memory_is_full() -> None:
-    found = run(usual(N), memory=lambda step: steady_memory(step) + step * MIB // 4)
-    assert found.verdict == "Memory grows"
-    assert "256 KiB per step" in evidence(found)
-    # 63 GiB are left, and half a GiB is taken by then.
-    assert "about 256,000 more steps" in evidence(found)
-    assert found.findings["bound_ms"].isna().all(), "it costs no time"
-    assert "find_leaks" in found.next  # type: ignore[operator]
-
-
-def test_a_leak_that_soon_fills_the_machine_comes_first() -> None:
-    waits = usual(N, 6.0, seed=2)
-    found = run(usual(N) + waits, waits, memory=lambda step: steady_memory(step) + step * 16 * MIB)
-    assert bottlenecks(found) == ["memory growth", "input pipeline"]
-    slower = run(usual(N) + waits, waits, memory=lambda step: steady_memory(step) + step * MIB // 4)
-    assert bottlenecks(slower) == ["input pipeline", "memory growth"]
 
 
 @pytest.mark.parametrize(
@@ -188,23 +154,7 @@ def test_memory_that_profiles_take_is_no_growth_and_hides_none() -> None:
     assert "255 KiB per step" in evidence(growing)
 
 
-def test_time_between_steps() -> None:
-    other = np.zeros(N)
-    other[500::500] = 700.0
-    found = run(usual(N), other_ms=other)
-    assert bottlenecks(found) == ["between steps"]
-    assert found.phases.at["other", "ms"] == pytest.approx(2100.0)
-
-
-def test_warm_up_is_left_out() -> None:
-    wall = usual(N)
-    wall[:2] = 900, 30
-    found = run(wall)
-    assert found.verdict == "Steady"
-    assert "the first 2 steps (warm-up)" in " ".join(found.sentences)
-
-
-@pytest.mark.parametrize("steps", [1, 2, 5, 29])
+@pytest.mark.parametrize("steps", [1, 29])
 def test_too_few_steps_for_a_verdict(steps: int) -> None:
     waits = np.full(steps, 50.0)
     found = run(usual(steps) + waits, waits)
@@ -212,13 +162,6 @@ def test_too_few_steps_for_a_verdict(steps: int) -> None:
     assert found.findings.empty
     assert found.next is None
     assert str(found)
-
-
-def test_all_steps_are_in_the_chart_but_those_that_were_profiled() -> None:
-    inside = stretches(run(usual(1000), windows=[(500, 520)]).steps, 100)
-    assert inside["first"].tolist() == list(range(0, 1000, 10))
-    assert inside.index[inside["wall_ms"].isna()].tolist() == [50, 51]
-    assert len(stretches(run(usual(7)).steps, 100)) == 7
 
 
 def test_no_step_no_summary() -> None:
@@ -235,61 +178,12 @@ def test_phases_add_up_to_the_run() -> None:
     assert phases.at["profiled", "ms"] == pytest.approx(inside, abs=1.0)
 
 
-def test_profiled_windows_are_left_out_of_the_figures() -> None:
-    wall = usual(N)
-    wall[100:130] *= 30
-    found = run(wall, windows=[(100, 130)], pass_name="traced")
-    assert found.verdict == "Steady"
-    assert found.slow.empty
-    assert "30 profiled steps" in " ".join(found.sentences)
-
-
-def test_whether_windows_were_typical() -> None:
-    wall = usual(N)
-    wall[300:320] *= 1.5
-    found = run(wall, windows=[(100, 120), (300, 320)]).windows
-    assert found["typical"].tolist() == [True, False]
-    assert found["ratio"].iloc[1] == pytest.approx(1.5, rel=0.05)
-    traced = run(usual(N), windows=[(100, 120)], pass_name="traced").windows
-    assert traced["judged_by"].tolist() == ["neighbouring steps"]
-    assert traced["typical"].tolist() == [True]
-    wall[:40:2] *= 3  # a wide run
-    wall[300:320], wall[600:620], wall[900:920] = 1.0, 11.1, 13.0
-    wide = run(wall, windows=[(300, 320), (600, 620), (900, 920)]).windows
-    assert wide["typical"].tolist() == [False, True, False]
-    few = run(usual(20), windows=[(5, 8)]).windows
-    assert few["typical"].isna().all()
-
-
 def test_a_jump_between_uneven_levels_has_its_ratio_inside_the_interval() -> None:
     wall = usual(N)
     wall[:800] = np.where(np.arange(800) // 33 % 3, 1.3, 9.0)
     wall[800:] *= 2.7
     ratio = run(wall).changes.ratio  # type: ignore[union-attr]
     assert ratio.low <= ratio.estimate <= ratio.high
-
-
-def test_a_busy_machine_is_told_and_lowers_confidence() -> None:
-    wall = usual(N)
-    wall[150::100] += 90
-    kept = recorded(wall)
-    kept.facts.update(load=6.5, cpus=4)
-    busy = RunSummary(kept)
-    assert "busy, with a mean load of 6.5 on 4 CPUs" in " ".join(busy.sentences)
-    assert busy.findings["confidence"].tolist() == ["low"]
-    kept.facts.update(load=4.5)
-    assert "busy" not in str(RunSummary(kept))
-
-
-def test_on_a_busy_machine_what_others_cannot_cause_comes_first() -> None:
-    wall = usual(N)
-    wall[150::100] += 90
-    kept = recorded(wall, memory=lambda step: steady_memory(step) + step * MIB // 4)
-    assert bottlenecks(RunSummary(kept)) == ["stalls", "memory growth"]
-    kept.facts.update(load=6.5, cpus=4)
-    busy = RunSummary(kept)
-    assert busy.verdict == "Memory grows"
-    assert bottlenecks(busy) == ["memory growth", "stalls"]
 
 
 def test_waits_that_nobody_measured_are_not_zero() -> None:
@@ -337,9 +231,7 @@ def test_a_loaded_run_keeps_and_logs_what_was_found_when_it_was_saved(
     assert found._outcome().peak_bytes == 7
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("ratio", -1.0), ("interval", [1.0]), ("saves_ms", "many"), ("left", -1), ("code", "line")]
-)
+@pytest.mark.parametrize(("name", "value"), [("ratio", -1.0), ("interval", [1.0]), ("left", -1)])
 def test_what_was_tried_is_saved_with_the_run_and_checked(name: str, value: object, tmp_path: Path) -> None:
     tried = {"lever": "threads", "verdict": "faster", "ratio": 0.5, "interval": [0.4, 0.6], "values": "exact"}
     tried |= {"saves_ms": 3.0, "setup_s": None, "left": 7, "kept": True, "why_not": "", "code": ["a line"]}
@@ -370,9 +262,7 @@ def test_a_damaged_run_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "value", "words"),
     [
-        ("sum_wall_ns", -1, "sum_wall_ns"),
         ("one_wall_ns", -1, "one_wall_ns"),
-        ("sum_other_ns", -1, "sum_other_ns"),
         ("sum_data_ns", 2**61, "wait for data is longer"),
     ],
 )
@@ -383,14 +273,6 @@ def test_durations_that_cannot_be_are_refused(column: str, value: int, words: st
     rows.to_parquet(path / "rows.parquet")
     with pytest.raises(RecordingError, match=words):
         perfnb.load(path)
-
-
-def test_what_to_do_next_is_something_that_a_trainers_user_can_do() -> None:
-    found = run(usual(200), usual(200, 6.0)).next
-    assert found is not None
-    assert "dataloader_num_workers in the TrainingArguments" in found
-    assert "num_workers of your DataLoader" in found
-    assert "confirm_input_bound" not in found
 
 
 def test_two_runs() -> None:
@@ -439,27 +321,3 @@ def test_the_format_of_a_saved_run(tmp_path: Path) -> None:
 
 def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
     golden("samples.txt", texts(DOCUMENTS))
-
-
-def test_levers_that_are_kept_together_have_one_saving() -> None:
-    tried = {"verdict": "faster", "ratio": 0.5, "interval": [0.4, 0.6], "values": "exact", "saves_ms": 3.0, "left": 100}
-    tried |= {"setup_s": None, "kept": True, "why_not": ""}
-    recorded = run(usual(100))._recorded
-    recorded.facts["tried"] = [
-        *({**tried, "lever": name, "code": [f"# {name}"]} for name in ("threads", "gc_freeze")),
-        {**tried, "lever": "threads and gc_freeze", "saves_ms": 4.0, "code": []},
-    ]
-    said = str(RunSummary(recorded))
-    assert said.count("worth keeping with the others") == 2
-    assert said.count("would have saved") == 1
-    assert "it would have saved about 400 ms over the remaining 100 steps" in said
-    assert said.count("# threads\n# gc_freeze") == 1
-
-
-def test_a_lever_that_is_tried_until_the_end_saves_nothing_in_this_run() -> None:
-    tried = {"lever": "compile", "verdict": "faster", "ratio": 0.5, "interval": [0.4, 0.6], "values": "exact"}
-    recorded = run(usual(100))._recorded
-    recorded.facts["tried"] = [
-        {**tried, "saves_ms": 3.0, "left": 0, "setup_s": 1.0, "kept": True, "why_not": "", "code": []}
-    ]
-    assert "worth keeping in a longer run" in str(RunSummary(recorded))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-import subprocess
 import sys
 import threading
 from contextlib import suppress
@@ -17,7 +17,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from perfnb.loop.script_steps import ScriptSteps, _AfterImport, script_variables
-from tests.command.processes import environment
 
 
 class Told:
@@ -116,6 +115,20 @@ def test_steps_end_with_the_next_batch(script: str, words: str) -> None:
     assert told(script, "batch") == words
 
 
+def test_during_a_trial_the_batches_of_steps_come_from_it() -> None:
+    driver, loader, other, optimizer = Told(), Thing(), Thing(), Thing()
+    steps = ScriptSteps(lambda loader: driver)  # type: ignore[arg-type, return-value]
+    driver.trial = SimpleNamespace(next=lambda *given: ("of the trial", *given))  # type: ignore[assignment]
+    fetch: Any = functools.partial(lambda given: "its own", "given")
+    assert steps.take(loader, fetch) == ("of the trial", "given")
+    steps.step(optimizer)
+    assert steps.take(other, fetch) == "its own"  # for no step
+    assert steps.take(loader, fetch) == ("of the trial", "given")
+    assert steps.take(other, fetch) == "its own"  # another loader of this step
+    driver.trial = None
+    assert steps.take(loader, fetch) == "its own"
+
+
 def test_the_steps_of_torch_are_seen_and_then_no_longer() -> None:
     class Own(torch.optim.SGD):  # a class that was not used before
         def step(self, closure: Any = None) -> Any:
@@ -140,34 +153,7 @@ def test_the_steps_of_torch_are_seen_and_then_no_longer() -> None:
 
     assert driver.words == "wbe wbe wbe ws "
     assert DataLoader([1.0]).__iter__().__class__.__next__ is following
-
-
-@pytest.mark.slow
-def test_torch_need_not_be_loaded() -> None:
-    code = """
-import sys
-from types import SimpleNamespace
-from perfnb.loop.script_steps import ScriptSteps
-class Told:
-    words, trial, recorder = "", None, SimpleNamespace(by_batch=False)
-    def wait(self): self.words += "w"
-    def begin(self, batch=None): self.words += "b"
-    def end(self): self.words += "e"
-    def skip(self): self.words += "s"
-driver = Told()
-with ScriptSteps(lambda loader: driver).installed():
-    assert "torch" not in sys.modules
-    import torch
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters())
-    for batch in torch.utils.data.DataLoader(torch.ones(2, 1)):
-        model(batch).sum().backward()
-        optimizer.step()
-print(driver.words)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=False)
-
-    assert done.stdout == "wbewbews\n", done.stderr
+    assert not any(isinstance(finder, _AfterImport) for finder in sys.meta_path)
 
 
 def test_variables_are_those_of_the_running_functions() -> None:
