@@ -17,6 +17,11 @@ FEW_RUNS = 20
 _LOADS: dict[tuple[bytes, int, float], LoadModel] = {}
 
 
+def words_of(found: object) -> str:
+    """Return all that a result says, in one line."""
+    return " ".join(str(found).split())
+
+
 def back_to_back(times_ms: np.ndarray) -> pd.DataFrame:
     """Return samples of requests that one server served without a pause."""
     count = len(times_ms)

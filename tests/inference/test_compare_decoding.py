@@ -17,8 +17,8 @@ import perfnb
 from perfnb.inference.generation import watch_generation
 from tests.fake_clock import FakeClock
 from tests.inference.decoding_samples import decoded
+from tests.inference.latency_samples import words_of
 from tests.inference.models import small_gpt2
-from tests.inference.test_latency import words_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -123,6 +123,8 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         perfnb.compare_decoding(lambda prompt: prompt, lambda prompt: prompt, ["p"])
     with pytest.raises(ValueError, match="requests is empty"):
         perfnb.compare_decoding(iter, iter, [])
+    with pytest.raises(ValueError, match="budget_s must be a number of seconds above 0, not 0"):
+        perfnb.compare_decoding(iter, iter, ["p"], budget_s=0)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import UserDict
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 
 from perfnb.inference.latency import latency
 from perfnb.inference.request_runner import RequestQueue, Served
-from perfnb.inference.serving import Requests, may_hold, served_by, size_of, tokens_served_by
+from perfnb.inference.serving import Requests, may_hold, served_by, serves_in_training, size_of, tokens_served_by
 from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -164,6 +165,37 @@ def test_a_model_gets_a_mapping_of_its_parameters_by_name() -> None:
 
     assert served_by(Model())({"tokens": 1, "mask": 2}) == (1, 2)
     assert served_by(Model())({"other": 1}) == ({"other": 1}, None)
+
+
+class Pipeline:
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, request: torch.Tensor) -> torch.Tensor:
+        return self.model(request)
+
+    def answer(self, request: torch.Tensor) -> torch.Tensor:
+        return self(request)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_in_training_mode_is_noticed_wherever_the_function_has_it(training: bool) -> None:
+    model = torch.nn.Linear(2, 2).train(training)
+
+    def serve(request: torch.Tensor) -> torch.Tensor:
+        return model(request)
+
+    def default(request: torch.Tensor, model: torch.nn.Module = model) -> torch.Tensor:
+        return model(request)
+
+    def given(request: torch.Tensor, model: torch.nn.Module) -> torch.Tensor:
+        return model(request)
+
+    call = torch.nn.Module.__call__
+    wrapped = served_by(lambda x: serve(x))
+    for fn in (model, serve, wrapped, partial(call, model), partial(given, model=model), default):
+        assert serves_in_training(fn) == training
+    assert serves_in_training(Pipeline(model)) == serves_in_training(Pipeline(model).answer) == training
 
 
 async def answered_later(request: int) -> int:
