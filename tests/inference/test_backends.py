@@ -301,18 +301,18 @@ def test_a_backend_that_fails_says_why_in_a_line(error: Exception, why_not: str)
 def test_a_backend_is_built_and_run_once_before_its_memory_is_measured(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    events, x = list[str](), torch.ones(3)
+    events = list[str]()
 
     def made(model: nn.Module, call: ModelCall, folder: Path) -> ReadyBackend:
         clock.pass_exactly(100)
-        return ReadyBackend(lambda given: events.append("run") or clock.pass_exactly(30) or given + 1, 7)
+        return ReadyBackend(lambda given: events.append("run") or clock.pass_exactly(30) or torch.empty(given), 7)
 
     monkeypatch.setattr(backend_trials, "synchronize", lambda: events.append("synchronize") or clock.pass_exactly(5))
-    trial = backend_trials._prepared(Backend("b", lambda model, call: "", made), nn.Identity(), call_of(x))
+    trial = backend_trials._prepared(Backend("b", lambda model, call: "", made), nn.Identity(), call_of(1000))
 
     assert events == ["run", "synchronize", "run"]
     assert trial.setup_s == pytest.approx(0.135, rel=0.01)
-    assert trial.peak_bytes == 7 + x.nbytes
+    assert trial.peak_bytes == 7 + 4000
 
 
 def test_a_model_that_cannot_be_copied_is_refused() -> None:

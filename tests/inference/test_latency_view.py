@@ -44,6 +44,7 @@ def notes_of(found: Latency) -> list[str]:
 
 KEPT = HighestRate(70.0, 60.0, 80.0, 40.0, 0.99)
 CONFIRMED = dataclasses.replace(KEPT, confirmed_ms=38.0, confirmed_requests=700, confirmed_within=694)
+FEW = dataclasses.replace(KEPT, confirmed_requests=40, confirmed_within=40)
 BUSY = {"load_before": 6.0, "cpus": 2}
 
 
