@@ -96,14 +96,14 @@ def test_a_writer_that_is_killed_leaves_whole_entries_only(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
-    processes = [writer(tmp_path / "journal", 25) for _ in range(2)]
+    processes = [writer(tmp_path / "journal", 10) for _ in range(2)]
     told = [line.strip() for process in processes for line in process.communicate(timeout=120)[0].splitlines()]
 
     entries, damaged = read_entries(tmp_path / "journal")
 
     assert [process.returncode for process in processes] == [0, 0]
     assert damaged == {}
-    assert len(told) == 50
+    assert len(told) == 20
     assert sorted(told) == sorted(entries)
     assert [path.name for path in (tmp_path / "journal").iterdir() if path.name.startswith(".")] == [INDEX]
 

@@ -85,30 +85,20 @@ def test_phases_add_up_to_the_steps_and_ops_are_counted(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_it_prints_and_becomes_a_page(name: str, tmp_path: Path) -> None:
-    profile = profile_of(name)
-
-    text = str(profile)
-    page = profile.to_html(tmp_path / "page.html").read_text("utf-8")
-
-    file = Path(name).name
-    assert text.startswith(f"perfnb · profile · {file} · ")
-    assert f"read from {file}, which has no timed steps" in " ".join(text.split())
-    assert file in page
-    assert file in repr(profile)
-    assert set(profile._repr_mimebundle_()) == {"text/plain", "text/html"}
-
-
-@pytest.mark.slow
-def test_what_is_saved_comes_back(name: str, tmp_path: Path) -> None:
-    profile = profile_of(name)
+def test_it_prints_and_becomes_a_page_and_what_is_saved_comes_back(name: str, tmp_path: Path) -> None:
+    profile, file = profile_of(name), Path(name).name
 
     again = perfnb.load(profile.save(tmp_path / "saved"))
 
+    text = str(profile)
+    assert str(again) == text
+    assert again.meta == profile.meta
     for table in TABLES:
         pd.testing.assert_frame_equal(getattr(again, table), getattr(profile, table))
-    assert str(again) == str(profile)
-    assert again.meta == profile.meta
+    assert text.startswith(f"perfnb · profile · {file} · ")
+    assert f"read from {file}, which has no timed steps" in " ".join(text.split())
+    assert file in profile.to_html(tmp_path / "page.html").read_text("utf-8")
+    assert file in repr(profile)
 
 
 @pytest.mark.slow

@@ -98,12 +98,11 @@ class Lit(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("style", ["automatic", "manual"])
-def test_a_module_in_lightnings_style(style: str) -> None:
+def test_a_module_in_lightnings_style() -> None:
     lit = Lit()
     optimizer = lit.configure_optimizers()
 
-    def automatic(batch: Any) -> None:
+    def step(batch: Any) -> None:
         def closure() -> Tensor:
             loss = lit.training_step(batch, 0)
             optimizer.zero_grad()
@@ -113,14 +112,6 @@ def test_a_module_in_lightnings_style(style: str) -> None:
         optimizer.step(closure)
         lit.trainer.global_step += 1
 
-    def manual(batch: Any) -> None:
-        loss = lit.training_step(batch, 0)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        lit.trainer.global_step += 1
-
-    step = {"automatic": automatic, "manual": manual}[style]
     p = profiled(step, batches())
 
     assert trained(p, "lit.net", "lit.net.body.0", "lit.net.head")
