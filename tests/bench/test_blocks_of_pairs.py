@@ -207,6 +207,7 @@ SPEEDS, NOISE = np.array([10.0, 20.0, 40.0, 10.0, 20.0]), np.array([0.03, -0.03,
         (np.array([SPEEDS, 2 * SPEEDS]), 0.425, Planned(7, 6), 0.85),
         (np.array([SPEEDS, 2 * SPEEDS]), 0.01, Planned(6, 6), 0.12),
         (np.array([SPEEDS, 2 * SPEEDS]), -0.5, Planned(6, 6), 0.12),
+        (np.array([[20.0, 20.0], [40.0, 40.0]]), 1e3, Planned(12, 6), 2e3),
         # A single round has no spread.
         (np.array([[20.0], [40.0]]), 0.61, Planned(10, 10), 1.22),
         (np.array([[20.0], [40.0]]), 1e3, Planned(100, 100), 2e3),

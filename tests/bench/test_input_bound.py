@@ -231,17 +231,6 @@ def test_workers_are_seen_behind_a_function_and_their_starts_are_told() -> None:
     assert "workers restarted every 3 batches" in " ".join(str(test).split())
 
 
-@pytest.mark.slow
-def test_a_step_that_is_compiled_as_a_whole_is_refused_for_what_it_is() -> None:
-    model = nn.Linear(8, 2)
-    compiled = torch.compile(lambda x: model(x).sum(), backend="eager")
-    before = dict(vars(model))
-    with pytest.raises(CaptureError, match=r"inside a function compiled by torch\.compile"):
-        perfnb.confirm_input_bound(lambda x: compiled(x), [torch.ones(2, 8)], model, budget_s=1)
-    assert vars(model) == before
-    torch._dynamo.reset()
-
-
 def test_what_cannot_be_tried_is_refused_in_a_sentence() -> None:
     model, other = nn.Linear(8, 2), nn.Linear(8, 2)
     batches = [torch.ones(2, 8)]

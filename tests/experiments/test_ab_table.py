@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from perfnb.bench.paired_times import PairedTimes
 from perfnb.bench.quality import Loss
 from perfnb.experiments.ab_test import ABTest
 from perfnb.experiments.ab_view import ab_document
-from perfnb.experiments.compared_figures import COLUMNS, Quality
+from perfnb.experiments.compared_figures import COLUMNS, Quality, of_two_ceilings
 from perfnb.roofline.levels import RooflineLevels
 from perfnb.stats.intervals import quantile_interval
 from perfnb.stats.step_times import StepTimes
@@ -144,3 +145,19 @@ def test_the_ratio_of_the_95th_percentiles_holds_the_truth() -> None:
         row = judged(ab, SAME, {}).table.loc["p95_ms"]
         held += bool(row["ci_low"] <= 0.8 <= row["ci_high"])
     assert held >= 55
+
+
+@pytest.mark.parametrize(
+    ("utilisations", "ceilings", "apart"),
+    [
+        ((0.1, 0.2), ("a", "b"), True),
+        ((0.1, 0.2), ("a", "a"), False),
+        ((None, 0.2), ("a", "b"), False),
+        ((0.1, None), ("a", "b"), False),
+    ],
+)
+def test_two_utilisations_may_be_of_two_ceilings(
+    utilisations: tuple[Any, Any], ceilings: tuple[str, str], apart: bool
+) -> None:
+    one, other = (SimpleNamespace(utilisation=u, ceiling=c) for u, c in zip(utilisations, ceilings, strict=True))
+    assert of_two_ceilings(one, other) is apart  # type: ignore[arg-type]

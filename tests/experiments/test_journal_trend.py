@@ -12,7 +12,7 @@ import pytest
 import perfnb
 from perfnb.experiments.journal_index import SavedEntry, of_added
 from perfnb.experiments.journal_table import entry_table
-from perfnb.experiments.journal_trend import CHANGES, _also_changed, _compared, trend_changes, trend_rows
+from perfnb.experiments.journal_trend import CHANGES, LIKE, _also_changed, _compared, trend_changes, trend_rows
 from perfnb.experiments.journal_view import trend_document
 from perfnb.recording.outcome import Outcome
 from tests.experiments.journal_entries import shown, timing_entry
@@ -73,7 +73,8 @@ def test_only_like_is_compared_with_like() -> None:
         assert joined["entry"].tolist() == ["e21"], other
         assert (next(iter(other)) in str(joined["also_changed"].iloc[0])) == (other.keys() != {"name"})
     missing = [entry(place, ms, batch_size=None, host=None) for place, ms in enumerate(noisy(20))]
-    assert trend(missing)[0]["series"].tolist() == [1] * 20
+    for across in ((), LIKE):
+        assert trend(missing, across=tuple(across))[0]["series"].tolist() == [1] * 20
 
 
 def test_a_change_that_does_not_matter_is_not_listed() -> None:

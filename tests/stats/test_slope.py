@@ -121,14 +121,14 @@ PLANTED: dict[str, Levels] = {
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_leak_that_is_uneven_is_seen_in_9_of_10_runs(name: str) -> None:
     rng = np.random.default_rng(3)
-    found = [known(PLANTED[name](rng, STEPS)) for _ in range(100)]
-    assert sum(slope.grows for slope in found) >= 90
+    found = [known(PLANTED[name](rng, STEPS)) for _ in range(50)]
+    assert sum(slope.grows for slope in found) >= 45
     assert np.median([slope.bytes_per_step for slope in found]) == pytest.approx(MIB, rel=0.03)
 
 
 def test_a_leak_with_small_noise_is_within_2_percent() -> None:
     rng = np.random.default_rng(3)
-    for _ in range(100):
+    for _ in range(30):
         noise = rng.integers(-64 * 1024, 64 * 1024, STEPS)
         assert known(MIB * np.arange(STEPS) + noise).bytes_per_step == pytest.approx(MIB, rel=0.02)
 
@@ -154,23 +154,12 @@ def test_unknown_readings_leave_their_places_empty() -> None:
 LEVELS = arrays(np.int64, st.integers(FEWEST_STEPS, 45), elements=st.integers(0, 2**40))
 
 
-@settings(max_examples=60, deadline=None)
-@given(LEVELS, st.integers(0, 2**45))
-def test_where_it_starts_plays_no_part(levels: np.ndarray, start: int) -> None:
-    assert memory_slope(levels + start) == memory_slope(levels)
-
-
-@settings(max_examples=60, deadline=None)
-@given(LEVELS, st.sampled_from([2, 3, 1024]))
-def test_it_scales(levels: np.ndarray, factor: int) -> None:
-    once, often = known(levels), known(levels * factor)
-    assert _figures(often) == pytest.approx([factor * value for value in _figures(once)], rel=1e-6, abs=1e-3)
-
-
-@settings(max_examples=60, deadline=None)
-@given(LEVELS)
-def test_reversing_the_sign_reverses_the_slope(levels: np.ndarray) -> None:
-    up, down = known(levels), known(-levels)
+@settings(max_examples=30)
+@given(LEVELS, st.integers(0, 2**45), st.sampled_from([2, 3, 1024]))
+def test_where_it_starts_its_unit_and_its_sign_play_no_part(levels: np.ndarray, start: int, factor: int) -> None:
+    up, often, down = known(levels), known(levels * factor), known(-levels)
+    assert memory_slope(levels + start) == up
+    assert _figures(often) == pytest.approx([factor * value for value in _figures(up)], rel=1e-6, abs=1e-3)
     turned = [-down.bytes_per_step, -(down.ci_high or 0), -(down.ci_low or 0)]
     assert _figures(up) == pytest.approx(turned, rel=1e-6, abs=1e-3)
     assert up.excludes_zero == down.excludes_zero
