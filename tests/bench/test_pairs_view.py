@@ -52,9 +52,10 @@ def test_a_test_of_the_same_length_detects_the_same_difference(blocks: BlockPlan
     assert times.detectable_in(0.0) == times.detectable_in(2.5 * pair_s) == times.detectable_in(1.5 * pair_s)
 
 
-def test_one_pair_does_not_tell_what_a_longer_test_detects() -> None:
-    assert timed(0.5, 1).detectable_in(100) is None
+def test_one_pair_or_very_different_ones_do_not_tell_what_a_longer_test_detects() -> None:
     assert timed(0.5, 2).detectable_in(100) is not None
+    for times in (timed(0.5, 1), timed(0.5, 2, spread=300.0)):
+        assert (times.smallest_detectable, times.detectable_in(100)) == (math.inf, None)
 
 
 @pytest.mark.parametrize(

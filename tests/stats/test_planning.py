@@ -141,6 +141,7 @@ def test_the_smallest_detectable_effect_is_found_in_nine_of_ten_experiments() ->
     effect = smallest_detectable(0.02, 20)
     rows = np.random.default_rng(38).normal(math.log1p(effect), 0.02, (3000, 20))
 
+    assert smallest_detectable(5.0, 2, confidence=1 - 0.05 / 45) == smallest_detectable(0.0, 1) == math.inf
     assert np.mean(ttest_1samp(rows, 0, axis=1).pvalue < 0.05) == pytest.approx(0.9, abs=0.02)
     for pairs, of_tables in ((20, 2.0930 + 1.3277), (2, 12.7062 + 3.0777)):  # 19 degrees of freedom, and 1
         by_hand = math.expm1(of_tables * 0.02 / math.sqrt(pairs))
