@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,48 +76,6 @@ def test_gradient_accumulation() -> None:
     weights = sum(parameter.nbytes for parameter in model.parameters())
     assert p.memory["gradients"].max() == weights
     assert p.memory["optimizer_state"].max() == 2 * weights + 4 * len(list(model.parameters()))
-
-
-class Lit(nn.Module):
-    """A module in Lightning's style: it makes its own loss and optimizer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net, self.logged = Net(), {}
-        self.trainer = SimpleNamespace(global_step=0)
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        x, y = batch
-        loss = F.cross_entropy(self.net(x), y)
-        self.logged["train_loss"] = loss.detach()
-        return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), lr=1e-3)
-
-
-@pytest.mark.slow
-def test_a_module_in_lightnings_style() -> None:
-    lit = Lit()
-    optimizer = lit.configure_optimizers()
-
-    def step(batch: Any) -> None:
-        def closure() -> Tensor:
-            loss = lit.training_step(batch, 0)
-            optimizer.zero_grad()
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
-        lit.trainer.global_step += 1
-
-    p = profiled(step, batches())
-
-    assert trained(p, "lit.net", "lit.net.body.0", "lit.net.head")
-    assert p.phases.loc["loss", "ms"] > 0
-    assert p.meta["parts"]["optimizers"][0]["class"] == "Adam"
-    estimate = perfnb.estimate_memory(step=step, batch=batches(1)[0])
-    assert (estimate.model, estimate.optimizer) == ("Net", "Adam")
 
 
 @pytest.mark.deep

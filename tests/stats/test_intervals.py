@@ -45,21 +45,6 @@ def test_95_percent_intervals_hold_the_median_in_at_least_182_of_200(name: str, 
     assert len([found for found in intervals if found]) == runs
 
 
-def test_correlated_steps_fool_the_plain_interval_and_the_block_bootstrap() -> None:
-    rng = np.random.default_rng(12)
-    rows = SAMPLES["correlated"](rng, 200, 50)
-    block, draws = 4, 300
-
-    def bootstrap(row: np.ndarray) -> tuple[float, float]:
-        starts = rng.integers(0, len(row) - block + 1, (draws, -(-len(row) // block), 1))
-        drawn = row[(starts + np.arange(block)).reshape(draws, -1)[:, : len(row)]]
-        low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975])
-        return float(low), float(high)
-
-    assert covered([quantile_interval(row, 0.5) for row in rows], 1.0) < 0.85  # type: ignore[misc]
-    assert covered([bootstrap(row) for row in rows], 1.0) < 0.91
-
-
 @pytest.mark.parametrize(("steps", "low", "high"), [(20, 0.7, 0.86), (400, 0.91, 1.0)])
 def test_few_strongly_correlated_steps_have_an_interval_that_is_too_narrow(steps: int, low: float, high: float) -> None:
     """The limit that the documentation states."""
