@@ -120,14 +120,7 @@ def test_limits_reach_the_decision() -> None:
     assert decided(los=1.0) == ("inconclusive", ("los",))
 
 
-def test_the_interval_of_a_quantile_holds_it_in_95_of_100_cases() -> None:
-    generator = np.random.default_rng(2)
-    held = 0
-    for _ in range(1000):
-        interval = quantile_interval(generator.random(120), 0.95)
-        assert interval is not None
-        held += interval[0] <= 0.95 <= interval[1]
-    assert 930 <= held <= 999
+def test_the_interval_of_a_high_quantile_needs_many_times() -> None:
     assert quantile_interval(np.arange(71), 0.95) is None
     assert quantile_interval(np.arange(72), 0.95) is not None
     assert quantile_interval(np.arange(85), 0.95, 0.975) is None

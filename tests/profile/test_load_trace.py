@@ -26,8 +26,7 @@ def in_us(column: pd.Series) -> dict[str, float | None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [1, 2, 4])
-@pytest.mark.parametrize("name", ["trace.json", "a.pt.trace.json", "trace.json.gz"])
+@pytest.mark.parametrize(("steps", "name"), [(1, "trace.json"), (4, "a.pt.trace.json"), (2, "trace.json.gz")])
 def test_the_phases_of_a_training_step(steps: int, name: str, tmp_path: Path) -> None:
     profile = loaded(training(steps), tmp_path, name)
 
@@ -199,21 +198,6 @@ def test_threads_of_two_processes_may_have_one_number(tmp_path: Path) -> None:
     assert profile.layers.index.tolist() == ["Net_0", "Net_0 (2)"]
     assert in_us(profile.layers["forward_ms"]) == {"Net_0": 400, "Net_0 (2)": None}  # the step's process calls one
     assert set(profile.events["process"]) == {MAIN, 555}
-
-
-def test_a_live_profile_without_a_gpu_has_an_empty_gpu_time() -> None:
-    import torch
-
-    from tests.step.models import three_linears, training_step
-
-    profile = perfnb.profile_step(
-        training_step(three_linears(), torch.ones(4, 8)), warmup=1, steps=2, traced=1, memory=False, flops=False
-    )
-
-    assert profile.gpu_time.empty
-    assert {"rank", "device", "total_ms", "busy_ms", "idle_pct", "overlap_pct"} <= set(profile.gpu_time.columns)
-    assert profile.steps["step"].dropna().tolist() == [0]
-    assert profile.events["process"].notna().all()
 
 
 @pytest.mark.slow
