@@ -31,10 +31,7 @@ from perfnb.stats.planning import Planned, plan_pairs
 from tests.fake_clock import FakeClock
 from tests.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.usefixtures("nothing_left"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-]
+pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.filterwarnings("ignore:This DataLoader will create")]
 
 
 class Slow(Dataset[torch.Tensor]):

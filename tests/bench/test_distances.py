@@ -66,11 +66,7 @@ def test_what_agrees(first: Any, second: Any) -> None:
     [
         (ONE, ONE * 1.01, "the result differs by up to 0.01 times the largest value"),
         (ONE, ONE[:2], "the result has shape (2,) instead of (3,)"),
-        (
-            ONE,
-            torch.tensor([1.0, 2.0, torch.nan]),
-            "the result differs in 1 place where one value is infinite or NaN",
-        ),
+        (ONE, torch.tensor([1.0, 2.0, torch.nan]), "the result differs in 1 place where one value is infinite or NaN"),
         ((ONE, ONE), (ONE, ONE + 1), "the result[1] differs by up to 0.25"),
         ({"a": ONE}, {"b": ONE}, "the result has different keys"),
         ((ONE,), (ONE, ONE), "the result has 2 elements instead of 1"),

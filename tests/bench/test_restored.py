@@ -44,17 +44,26 @@ def test_an_average_of_the_weights_and_a_second_model_are_put_back() -> None:
     model, critic = network(), network()
     average, optimizer = AveragedModel(model, use_buffers=True), torch.optim.Adam(model.parameters())
     seen = {"models": [model, critic], "kept": {"average": average}}
-    before = [state_of(each) for each in (model, critic, average)]
-    with Restored([model], [seen]):
+    before, mean, numbers = (
+        [state_of(each) for each in (model, critic, average)],
+        model[1].running_mean,
+        torch.get_rng_state(),
+    )
+    with Restored([model], [seen, optimizer]):
+        torch.rand(1)
         for _ in range(3):
             critic(model(X) @ torch.ones(2, 4)).sum().backward()
             optimizer.step()
             average.update_parameters(model)
         critic.eval()
+        model[1].running_mean = torch.ones(4)
         assert not torch.equal(average.module[0].weight, before[2]["module.0.weight"])
 
     same([state_of(each) for each in (model, critic, average)], before)
     assert critic.training
+    assert model[1].running_mean is mean
+    assert torch.equal(torch.get_rng_state(), numbers)
+    assert not optimizer.state
 
 
 class Counting(nn.Module):

@@ -321,22 +321,3 @@ def test_a_baseline_whose_loss_is_no_number_sets_no_limit() -> None:
     report = of_loss(0.3, float("nan"))
     assert report.decision == "inconclusive"
     assert "loss of the baseline is nan. Pass limits={'loss': ...}" in report.reason
-
-
-@pytest.mark.deep
-@pytest.mark.slow
-def test_both_profiles_have_the_same_batches_of_a_loader_that_shuffles(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [torch.ones(count) for count in range(1, 60)]
-    loader = torch.utils.data.DataLoader(rows, batch_size=None, shuffle=True)  # type: ignore[arg-type]
-    seen: list[list[int]] = []
-
-    def profiled(step: Any, batches: Any, **options: Any) -> perfnb.Profile:
-        seen.append([len(batch) for batch in batches])
-        return perfnb.profile_step(step, [X], **options)
-
-    monkeypatch.setattr(module, "profile_step", profiled)
-    step = sleeping(1.0)
-    report = perfnb.ab_test(step, step, batches=loader, budget_s=1, profile=True)
-
-    assert seen[0] == seen[1] != sorted(seen[0])
-    assert (report.baseline.name, report.candidate.name) == ("baseline", "candidate")

@@ -189,10 +189,3 @@ def test_what_makes_no_sense_is_refused(traces: list[Path], tmp_path: Path) -> N
         perfnb.load(traces, journal=tmp_path / "fleet", provenance="x.json")
     assert not (tmp_path / "fleet").exists()
     assert len(perfnb.load([], journal=tmp_path / "fleet")) == 0  # type: ignore[arg-type]
-
-
-@pytest.mark.deep
-def test_hidden_files_are_seen_by_the_journal(traces: list[Path], tmp_path: Path) -> None:
-    hidden = traces[0].rename(traces[0].parent / ".t.json")
-
-    assert perfnb.load(hidden, journal=tmp_path / "fleet").table.index.tolist() == ["_t.json"]  # type: ignore[union-attr]

@@ -144,9 +144,7 @@ class Made(perfnb.Profile):
     _measured_here = property(lambda self: self.facts["here"])
 
 
-def test_a_profile_is_kept_with_its_own_environment_before_that_of_here(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_profile_is_kept_with_its_own_environment_before_that_of_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfnb.step.environment.provenance", lambda: {"host": "lab", "threads": 4})
     roofline, memory = SimpleNamespace(utilisation=0.3), SimpleNamespace(peak_bytes=7)
     meta = {"environment": {"threads": 2}, "options": {"steps": 10}}
@@ -183,11 +181,7 @@ def test_it_shows_itself(journal: perfnb.results.Journal) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (
-            lambda j: j.add({"median_ms": 3}),
-            TypeError,
-            "timings and trials, not dict",
-        ),
+        (lambda j: j.add({"median_ms": 3}), TypeError, "timings and trials, not dict"),
         (lambda j: j.add(timing(1), hypothesis=3), TypeError, "hypothesis must be a string"),
         (lambda j: j.add(timing(1), accepted="no"), TypeError, "accepted must be True, False or None, not 'no'"),
         (lambda j: j.add(timing(1), change="x" * 2**21), RecordingError, "its texts are larger than 1,048,576 bytes"),

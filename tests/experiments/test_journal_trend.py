@@ -99,9 +99,7 @@ def test_memory_has_a_trend_too() -> None:
     entries = [entry(place) for place in range(30)]
     more = [
         SavedEntry(
-            kind=one.kind,
-            at=one.at,
-            outcome=Outcome(at=one.at, name="train", peak_bytes=2**30 + 2**28 * (place > 14)),
+            kind=one.kind, at=one.at, outcome=Outcome(at=one.at, name="train", peak_bytes=2**30 + 2**28 * (place > 14))
         )
         for place, one in enumerate(entries)
     ]

@@ -7,9 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
-import perfnb
 from perfnb.inference.batching import Batcher, Batching, simulate_batches
 from perfnb.inference.request_runner import RequestRunner
 from perfnb.inference.serving import Requests
@@ -85,26 +83,6 @@ def test_the_batcher_for_a_bound_serves_the_highest_rate_within_it() -> None:
     assert batching.best_within(9.0) is None
     with pytest.raises(ValueError, match="bound_ms must be"):
         batching.best_within(-1)
-
-
-@pytest.mark.deep
-def test_real_batches_are_measured() -> None:
-    seen = set()
-
-    class Model(torch.nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen.add(len(x))
-            return super().forward(x)
-
-    found = perfnb.latency(Model(4, 4), [torch.randn(4) for _ in range(3)], batch=torch.stack, budget_s=0.5)
-
-    assert {1, 2, 4} <= seen
-    assert found.batching.sizes.index[0] == 1
-    assert "Measured batches" in str(found)
-    with pytest.raises(ValueError, match="Batches were not measured"):
-        perfnb.latency(lambda x: x, [1], budget_s=0.05).batching  # noqa: B018
-    with pytest.raises(TypeError, match="batch must be a function that makes one input"):
-        perfnb.latency(lambda x: x, [1], batch=3)
 
 
 @pytest.mark.parametrize(("batch", "short"), [(list, None), (lambda given: given[:1], 2), (lambda given: given[:3], 4)])

@@ -144,12 +144,13 @@ def test_a_real_model_alone_and_at_a_rate(tmp_path: Path) -> None:
     model = torch.nn.Linear(8, 8).eval()
     requests = [torch.randn(size, 8) for size in (1, 1, 4)]
 
-    found = perfnb.latency(model, requests, rate_per_s=200, bound_ms=10_000, budget_s=0.4)
+    found = perfnb.latency(model, requests, rate_per_s=200, bound_ms=10_000, batch=torch.cat, budget_s=0.6)
 
     assert set(found.samples["run"]) == {"closed", "open"}
     assert len(found.first_calls) == 4
     assert set(found.first_calls["size"]) == {"(1, 8)", "(4, 8)"}
-    assert len(found.open_run.samples) + found.open_run.lost == round(200 * 0.4 * 0.55 / 2)
+    assert len(found.open_run.samples) + found.open_run.lost == round(200 * 0.6 * 0.55 / 3)
+    assert {1, 2, 4} <= set(found.batching.sizes.index)
     assert (found.samples["latency_ms"] >= found.samples["service_ms"] - 1e-9).all()
     assert found.to_html(tmp_path / "latency.html").read_text("utf-8").startswith("<!DOCTYPE html>")
 
@@ -245,6 +246,7 @@ def test_the_facts_of_a_run_are_kept() -> None:
         ({"arrivals": [0.0, 1e9]}, "arrivals span 1,000,000,000 s, more than budget_s=30: raise it, or pass fewer."),
         ({"arrivals": [0.0, 1.0], "rate_per_s": 3}, "Pass rate_per_s or arrivals, not both"),
         ({"requests": []}, "requests is empty"),
+        ({"batch": 3}, "batch must be a function that makes one input from a list of requests, not 3."),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, object], message: str) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from perfnb.inference import queueing
-from perfnb.inference.batching import simulate_batches
 from perfnb.inference.queueing import Pauses, poisson_arrivals, served_in_turn, simulate
 
 
@@ -101,14 +100,6 @@ def test_p99_of_service_times_that_come_together_is_that_of_one_long_run() -> No
     assert estimate(simulate(rng.permutation(times)), 0.9, 0.99)[0] < 0.7 * p99
 
 
-def test_requests_wait_as_in_the_recursion_of_lindley() -> None:
-    rng = np.random.default_rng(6)
-    service = np.where(rng.random(2_000) < 0.9, 1.0, 6.0)
-    arrivals = poisson_arrivals(len(service), 500, rng)
-
-    assert np.allclose(served_in_turn(arrivals, service)[0], waits(arrivals, service))
-
-
 def test_a_bound_below_every_service_time_allows_no_rate_and_a_queue_may_have_no_end() -> None:
     loads = simulate(np.full(500, 5.0), runs=8)
 
@@ -147,31 +138,6 @@ def test_intervals_of_a_load_curve_hold_the_truth(kind: str) -> None:
             held += low <= truth <= high
 
     assert held >= 182
-
-
-def test_without_delay_and_with_batches_of_one_a_batcher_is_a_queue() -> None:
-    rng = np.random.default_rng(11)
-    arrivals = poisson_arrivals(5_000, 800, rng)
-    for servers in (1, 2):
-        latency, *_ = simulate_batches(arrivals, lambda size: 1.0, most=1, delay_ms=0.0, servers=servers)
-
-        assert np.allclose(latency, served_in_turn(arrivals, np.ones(len(arrivals)), servers)[0] + 1.0)
-
-
-def test_the_mean_wait_after_exceptional_first_services_is_that_of_welch() -> None:
-    extra, rate = 0.7, 0.5
-    times = -np.log(1 - (np.arange(2_000) + 0.5) / 2_000)
-    loads = simulate(np.random.default_rng(10).permutation(times), extra_ms={1e-9: np.full(20, extra)})
-
-    waited, taken = loads.at(1e3 * rate, [])[0]
-
-    first, usual = 1 + extra, 1.0  # means of a service after a pause, and of others
-    second_first, second_usual = 2 + 2 * extra + extra**2, 2.0  # moments
-    waits_usually = rate * second_usual / (2 * (1 - rate * usual))
-    expected = waits_usually + rate * (second_first - second_usual) / (2 * (1 - rate * usual + rate * first))
-    assert waited == pytest.approx(expected, rel=0.06)
-    idle = (1 - rate * usual) / (1 - rate * usual + rate * first)  # share of requests that find the server idle
-    assert taken - usual == pytest.approx(idle * extra, rel=0.06)
 
 
 @pytest.mark.parametrize("servers", [1, 2])

@@ -38,12 +38,7 @@ def file(tmp_path: Path) -> str:
             {"num_workers": 2},
             "train = DataLoader(data, batch_size=4, num_workers=2)  # train.py:3",
         ),
-        (
-            "DataLoader",
-            "job.valid",
-            {"num_workers": 2},
-            "valid = DataLoader(held_out, num_workers=2)  # train.py:5",
-        ),
+        ("DataLoader", "job.valid", {"num_workers": 2}, "valid = DataLoader(held_out, num_workers=2)  # train.py:5"),
         ("DataLoader", "another", {"num_workers": 2}, ""),
         ("DataLoader", None, {"num_workers": 2}, ""),
         (

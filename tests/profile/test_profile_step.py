@@ -37,22 +37,11 @@ def profile_of(step: Any, batches: Any = None, **options: Any) -> perfnb.Profile
 def test_the_signature_is_the_contract() -> None:
     parameters = inspect.signature(perfnb.profile_step).parameters
 
-    assert {name: parameter.default for name, parameter in parameters.items() if name != "step"} == {
-        "batches": None,
-        "model": None,
-        "warmup": None,
-        "steps": None,
-        "traced": 3,
-        "budget_s": 30.0,
-        "memory": True,
-        "flops": True,
-        "stacks": "auto",
-        "watch": False,
-        "recompile": False,
-        "name": None,
-    }
-    by_keyword = [name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
-    assert by_keyword[0] == "model"
+    counts = {"warmup": None, "steps": None, "traced": 3, "budget_s": 30.0}
+    choices = {"memory": True, "flops": True, "stacks": "auto", "watch": False, "recompile": False}
+    defaults = {"batches": None, "model": None, **counts, **choices, "name": None}
+    assert {name: parameter.default for name, parameter in parameters.items() if name != "step"} == defaults
+    assert [name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY] == list(defaults)[1:]
 
 
 @pytest.mark.slow

@@ -111,11 +111,7 @@ def test_tensorboard_has_no_place_for_the_report(profile: perfnb.Profile) -> Non
     assert len(layers["text_string"].splitlines()) == len(profile.layers) + 2
     assert "NaN" not in layers["text_string"]
     assert "<NA>" not in layers["text_string"]
-    assert verdict == {
-        "tag": "perfnb/profile/verdict",
-        "text_string": profile._outcome().verdict,
-        "global_step": 3,
-    }
+    assert verdict == {"tag": "perfnb/profile/verdict", "text_string": profile._outcome().verdict, "global_step": 3}
 
 
 def test_aim_takes_the_report_if_it_has_a_place_for_files(

@@ -107,42 +107,6 @@ def test_a_causal_language_model_of_transformers() -> None:
 
 
 @pytest.mark.deep
-def test_a_module_of_lightning() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        lightning = pytest.importorskip("lightning")
-
-    class LitNet(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = Net()
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            x, y = batch
-            return F.cross_entropy(self.net(x), y)
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.Adam(self.parameters(), lr=1e-3)
-
-    module = LitNet()
-    optimizer = module.configure_optimizers()
-
-    def step(batch: Any) -> None:
-        def closure() -> Tensor:
-            loss = module.training_step(batch, 0)
-            optimizer.zero_grad()
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
-
-    p = profiled(step, batches())
-
-    assert trained(p, "module.net", "module.net.body.0", "module.net.head")
-    assert p.phases.loc["loss", "ms"] > 0
-
-
-@pytest.mark.deep
 def test_a_loop_of_accelerate() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -10,15 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import rankdata, wilcoxon
 
-from perfnb.stats.intervals import (
-    _below,
-    _distribution,
-    _rank,
-    hodges_lehmann,
-    signed_rank_p,
-    spread,
-    walsh_averages,
-)
+from perfnb.stats.intervals import _below, _distribution, _rank, hodges_lehmann, signed_rank_p, spread, walsh_averages
 
 # Integers scaled: no rounding, and ties as a coarse clock makes them.
 differences = st.lists(st.integers(-50, 50), min_size=6, max_size=40).map(lambda values: [v / 64 for v in values])

@@ -86,11 +86,7 @@ def test_without_a_step_nothing_is_known(sizes: dict[str, int]) -> None:
     [
         (StepTimes((5.0,)), "5 ms, 1 step", "1 timed step: too few for a 95 % interval"),
         (StepTimes((1.0, 3.0)), "2 ms, 2 steps", "median of 2 timed steps: too few for a 95 % interval"),
-        (
-            StepTimes((6.0, 1.0, 5.0, 2.0, 4.0, 3.0)),
-            "3.5 ms [1, 6], 6 steps",
-            "95 % interval, median of 6 timed steps",
-        ),
+        (StepTimes((6.0, 1.0, 5.0, 2.0, 4.0, 3.0)), "3.5 ms [1, 6], 6 steps", "95 % interval, median of 6 timed steps"),
         (StepTimes((0.02,), block=50), "20 µs, 50 steps", "1 block of 50 steps: too few for a 95 % interval"),
         (
             StepTimes((0.02, 0.04), block=1000),
