@@ -132,6 +132,16 @@ def test_a_held_out_size_lies_in_its_interval_in_18_of_20_cases(
     assert held >= 90 * times
 
 
+def test_a_constant_is_part_of_the_law_unless_the_law_breaks() -> None:
+    sizes = np.array(NINE, float)
+    constant = fit_power_law(sizes, 3.0 + 1e-5 * sizes**2)
+    assert (constant.overhead, constant.exponent) == (pytest.approx(3.0, rel=1e-3), pytest.approx(2.0, rel=1e-3))
+    assert constant.broken is None
+    broken = fit_power_law(sizes, 3.0 + 1e-5 * sizes**2 * np.where(sizes > 256, 4.0, 1.0))
+    assert broken.overhead == 0
+    assert broken.broken is not None
+
+
 def test_costs_measured_without_noise_still_deviate_by_three_percent() -> None:
     sizes = np.array(SIX, float)
     law = fit_power_law(sizes, power(2.0)(sizes), [0.0] * 6)

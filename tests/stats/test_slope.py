@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,6 +133,21 @@ def test_too_few_steps_allow_no_interval() -> None:
     assert memory_slope([5]) is None
     assert memory_slope([]) is None
     assert memory_slope([None, float("nan"), 3]) is None
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "excludes", "grows"),
+    [
+        (1, 2, True, True),
+        (0, 2, False, False),
+        (-2, 0, False, False),
+        (-2, -1, True, False),
+        (None, None, False, False),
+    ],
+)
+def test_memory_grows_if_its_interval_is_above_zero(low: Any, high: Any, excludes: bool, grows: bool) -> None:
+    slope = Slope(1.0, low, high, 30)
+    assert (slope.excludes_zero, slope.grows) == (excludes, grows)
 
 
 def test_unknown_readings_leave_their_places_empty() -> None:
