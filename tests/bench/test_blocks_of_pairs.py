@@ -116,23 +116,6 @@ def test_a_worker_that_is_no_gain_is_not_accepted(clock: FakeClock, tmp_path: Pa
     pd.testing.assert_frame_equal(loaded.pairs, report.pairs)
 
 
-def test_batches_that_are_made_faster_are_a_gain(clock: FakeClock) -> None:
-    test = perfnb.ab_test(stepping(clock, 12), stepping(clock, 0.1, Ahead(clock, 3, 8)), budget_s=7)
-
-    assert test.verdict == "faster", test
-    assert test.ratio == pytest.approx(0.25, abs=0.03)  # in turns it would be about 0.01
-    assert len(test.pairs) >= 6
-
-
-def test_a_gain_of_the_model_is_found_where_both_have_batches_prepared(clock: FakeClock) -> None:
-    slow, fast = stepping(clock, 9, Ahead(clock, 2)), stepping(clock, 6, Ahead(clock, 2))
-    test = perfnb.ab_test(slow, fast, budget_s=4)
-
-    assert test.turns > 1
-    assert test.verdict == "faster", test
-    assert test.ratio == pytest.approx(6 / 9, abs=0.02)
-
-
 def test_what_prepares_batches_for_both_favours_none(clock: FakeClock) -> None:
     class Shared:
         def __init__(self) -> None:

@@ -21,9 +21,16 @@ BEGIN = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 def entry(place: int, ms: float = 10.0, environment: dict[str, Any] | None = None, **facts: Any) -> SavedEntry:
-    known = {"name": "train", "host": "lab", "torch": "2.13.0", "device": "A GPU", "batch_size": 32} | facts
+    known = {
+        "name": "train",
+        "host": "lab",
+        "torch": "2.13.0",
+        "device": "A GPU",
+        "batch_size": 32,
+        "peak_bytes": 1 << 30,
+    } | facts
     at = BEGIN + timedelta(hours=place)
-    outcome = Outcome(at=at, step_ms=ms, step_ci_ms=(0.99 * ms, 1.01 * ms), peak_bytes=1 << 30, **known)
+    outcome = Outcome(at=at, step_ms=ms, step_ci_ms=(0.99 * ms, 1.01 * ms), **known)
     return SavedEntry(kind="profile", at=at, outcome=outcome, environment=environment or {"threads": 4})
 
 
@@ -96,13 +103,7 @@ def test_trials_tests_and_damaged_entries_belong_to_no_series() -> None:
 
 
 def test_memory_has_a_trend_too() -> None:
-    entries = [entry(place) for place in range(30)]
-    more = [
-        SavedEntry(
-            kind=one.kind, at=one.at, outcome=Outcome(at=one.at, name="train", peak_bytes=2**30 + 2**28 * (place > 14))
-        )
-        for place, one in enumerate(entries)
-    ]
+    more = [entry(place, peak_bytes=2**30 + 2**28 * (place > 14)) for place in range(30)]
 
     assert trend(more, "peak_bytes")[1]["verdict"].tolist() == ["more"]
 

@@ -105,21 +105,15 @@ def test_a_journal_gets_the_times_of_each_backend_and_whether_it_is_accepted(tmp
     assert history["accepted"].tolist() == [True, True, False]
 
 
+def decisions(found: Any) -> list[str]:
+    assert found.table["decision"].iloc[[0, -1]].to_dict() == {"eager": "baseline", "openvino": "refused"}
+    return found.table["decision"].tolist()[1:-1]
+
+
 def test_decisions_follow_the_rules_of_reports() -> None:
     found = backends_of_times(exact=0.5, exact_same=1.0, exact_slow=1.5, close=0.5, low=0.4, wrong=0.2)
 
-    decisions = found.table["decision"].to_dict()
-
-    assert decisions == {
-        "eager": "baseline",
-        "exact": "accept",
-        "exact_same": "reject",
-        "exact_slow": "reject",
-        "close": "accept",
-        "low": "inconclusive",
-        "wrong": "reject",
-        "openvino": "refused",
-    }
+    assert decisions(found) == ["accept", "reject", "reject", "accept", "inconclusive", "reject"]
     assert "pass quality=" in found.table.loc["low", "reason"]
     assert found.table.loc["openvino", "reason"].startswith("not installed")
 
@@ -129,12 +123,7 @@ def test_limits_decide_and_the_first_comparison_stays() -> None:
 
     stricter = found.decide(limits={"difference": 0.02, "median_ms": 4.5})
 
-    assert stricter.table["decision"].to_dict() == {
-        "eager": "baseline",
-        "close": "reject",
-        "low": "accept",
-        "openvino": "refused",
-    }
+    assert decisions(stricter) == ["reject", "accept"]
     assert stricter.table.loc["close", "reason"] == "over the limit of median_ms"
     assert found.table.loc["close", "decision"] == "accept"
     assert (
@@ -149,12 +138,7 @@ def test_quality_is_measured_with_each_backend_and_eager_sets_the_limit() -> Non
 
     judged = found.decide(quality=lambda run: {"error": errors[run("x")]})
 
-    assert judged.table["decision"].to_dict() == {
-        "eager": "baseline",
-        "low": "accept",
-        "wrong": "reject",
-        "openvino": "refused",
-    }
+    assert decisions(judged) == ["accept", "reject"]
     assert judged.table.loc["wrong", "reason"] == "error is 0.9, more than 0.03"
     loose = found.decide(quality=lambda run: {"error": errors[run("x")]}, limits={"error": 1.0})
     assert loose.table.loc["wrong", "decision"] == "accept"

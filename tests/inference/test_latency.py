@@ -236,7 +236,7 @@ def test_the_facts_of_a_run_are_kept() -> None:
         ({"fn": 3}, "latency needs a function or model that serves one request, not 3."),
         (
             {"rate_per_s": 0},
-            "rate_per_s must be a number of requests per second that is above 0 and at most 1e6, not 0.",
+            "rate_per_s must be a number of requests per second that is above 0 and at most 1e6, not 0",
         ),
         ({"rate_per_s": float("nan")}, "rate_per_s must be"),
         ({"quantile": 1}, "quantile must be a number between 0 and 1, not 1."),

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -22,24 +21,6 @@ from perfnb.inference.serving import Requests, may_hold, served_by, serves_in_tr
 from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-def test_a_freeze_is_seen_by_all_who_had_to_wait_for_it(clock: FakeClock) -> None:
-    """A closed loop omits the requests that would have come meanwhile: its control reports nothing."""
-    calls = []
-
-    def freezes_once(request: int) -> None:
-        calls.append(request)
-        clock.pass_exactly(2_000 if len(calls) == 100 else 10)
-
-    def run(arrivals_ms: list[float] | None) -> np.ndarray:
-        calls.clear()
-        requests = Requests([0])
-        served = RequestQueue(requests, requests.draws(0), 400, 1e9, arrivals_ms).serve(freezes_once)
-        return np.array([(one.end_ns - one.arrival_ns) / 1e6 for one in served])
-
-    assert np.quantile(run([50.0 * number for number in range(400)]), 0.99) > 1_000
-    assert np.quantile(run(None), 0.99) < 100
 
 
 def test_latency_counts_from_the_schedule(clock: FakeClock) -> None:
