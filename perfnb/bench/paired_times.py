@@ -118,7 +118,7 @@ class PairedTimes:
         Return ``None`` if this cannot be estimated.
         """
         pairs, detectable = len(self.a_ms), self.smallest_detectable
-        if pairs < 2 or not math.isfinite(detectable):
+        if not math.isfinite(detectable):
             return None
         pair_s = (sum(self.a_ms) + sum(self.b_ms)) * self.turns / pairs / 1e3
         if self.blocks is not None:

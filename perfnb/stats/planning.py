@@ -186,7 +186,10 @@ def smallest_detectable(deviation: float, pairs: int, *, power: float = 0.9, con
     if pairs < 2:
         return math.inf
     factor = float(stdtrit(pairs - 1, (1 + confidence) / 2) + stdtrit(pairs - 1, power))
-    return math.expm1(factor * deviation / math.sqrt(pairs))
+    try:
+        return math.expm1(factor * deviation / math.sqrt(pairs))
+    except OverflowError:  # two pairs of which one was disturbed, at the high confidence that many comparisons need
+        return math.inf
 
 
 def _within(needed: int, budget_s: float, each_s: float, most: int, least: int) -> Planned:

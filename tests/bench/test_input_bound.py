@@ -128,27 +128,6 @@ def test_a_model_that_sleeps_is_found() -> None:
     assert abs(test.saved_ms) < 0.2
 
 
-def generator() -> Iterator[Tensor]:
-    for index in range(7):
-        yield torch.full((3 if index == 6 else 4, 8), float(index))
-
-
-@pytest.mark.slow
-def test_a_generator_function_with_a_smaller_last_batch_and_a_step_that_calls_a_part() -> None:
-    model = nn.ModuleDict({"part": nn.Linear(8, 2)})
-    shapes = set()
-
-    def step(batch: Tensor) -> Tensor:
-        out = model["part"](batch)
-        shapes.add((batch.shape[0], out.shape[0]))
-        return out.sum()
-
-    test = perfnb.confirm_input_bound(step, generator, model, budget_s=0.5)
-
-    assert shapes == {(3, 3), (4, 4)}
-    assert len(test.rounds) >= 1
-
-
 def test_without_budget_one_round_is_run_and_nothing_is_claimed() -> None:
     model = nn.Linear(8, 2)
     test = perfnb.confirm_input_bound(lambda x: model(x), [torch.ones(2, 8)], {"net": model}, budget_s=1e-3)
@@ -197,49 +176,6 @@ def test_a_disturbed_pilot_does_not_cost_the_rounds(monkeypatch: pytest.MonkeyPa
     test = perfnb.confirm_input_bound(lambda x: model(x), [torch.ones(2, 8)], model, budget_s=1.5)
 
     assert len(test.rounds) >= 12
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 3])
-def test_without_time_for_a_pilot_few_steps_are_run(workers: int) -> None:
-    model, loader = Model(30), DataLoader(Sleeping(0), batch_size=4)
-    count = 0
-
-    def step(batch: Any) -> None:
-        nonlocal count
-        count += 1
-        model(batch[0])
-
-    class Told:
-        num_workers = workers
-
-        def __iter__(self) -> Any:
-            return iter(loader)
-
-    test = perfnb.confirm_input_bound(step, Told(), model, budget_s=1e-3)
-    assert len(test.rounds) == 1
-    assert count <= 10 + 7 * workers
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("feeders_end")
-def test_workers_are_seen_behind_a_function_and_their_starts_are_told() -> None:
-    model, loader = nn.Linear(8, 2), DataLoader(Sleeping(0, 12), batch_size=4, num_workers=2)
-    test = perfnb.confirm_input_bound(lambda b: model(b[1][0]), lambda: enumerate(loader), model, budget_s=0.1)
-
-    assert test.times["steps"].iloc[0] % 2 == 0
-    assert "workers restarted every 3 batches" in " ".join(str(test).split())
-
-
-@pytest.mark.slow
-def test_a_step_that_is_compiled_as_a_whole_is_refused_for_what_it_is() -> None:
-    model = nn.Linear(8, 2)
-    compiled = torch.compile(lambda x: model(x).sum(), backend="eager")
-    before = dict(vars(model))
-    with pytest.raises(CaptureError, match=r"inside a function compiled by torch\.compile"):
-        perfnb.confirm_input_bound(lambda x: compiled(x), [torch.ones(2, 8)], model, budget_s=1)
-    assert vars(model) == before
-    torch._dynamo.reset()
 
 
 def test_what_cannot_be_tried_is_refused_in_a_sentence() -> None:

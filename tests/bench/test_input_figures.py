@@ -6,12 +6,13 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfnb.bench.input_figures import KINDS, InputBound
 from perfnb.bench.input_view import input_bound_document
 from perfnb.draw.as_text import document_text
+from perfnb.stats.intervals import Centre
 
 
 def planted(
@@ -104,9 +105,8 @@ def test_the_table_holds_medians_with_intervals() -> None:
 
 
 @pytest.mark.slow
-@given(
-    st.lists(st.tuples(*[st.floats(1e-4, 1e4)] * len(KINDS)), min_size=1, max_size=12),
-)
+@settings(max_examples=25)
+@given(st.lists(st.tuples(*[st.floats(1e-4, 1e4)] * len(KINDS)), min_size=1, max_size=12))
 def test_any_times_give_a_verdict_and_a_page(rows: list[tuple[float, ...]]) -> None:
     figures = InputBound({kind: [row[place] for row in rows] for place, kind in enumerate(KINDS)}, 1, 1)
 
@@ -245,3 +245,18 @@ def test_a_step_is_mostly_rest_from_nine_tenths_on(rest: float, mostly: bool) ->
 )
 def test_the_larger_saving_decides_if_it_is_twice_the_other(loader: float, model: float, verdict: str) -> None:
     assert exactly(together=100.0, loader=loader, model=model, rest=1.0).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("saved", "matters"),
+    [
+        (Centre(5.0, 0.1, 20.0), True),  # a twentieth of the step
+        (Centre(4.9, 0.1, 9.9), False),
+        (Centre(4.9, 0.1, 10.0), None),
+        (Centre(5.0, 0.0, 9.9), False),
+        (Centre(5.0, 0.0, 10.0), None),
+        (Centre(50.0, -np.inf, np.inf), None),
+    ],
+)
+def test_a_saving_matters_from_a_twentieth_of_the_step_on(saved: Centre, matters: bool | None) -> None:
+    assert exactly(together=100.0)._matters(saved) is matters

@@ -79,6 +79,16 @@ def test_a_loader_that_prefetches_hides_the_model_also_in_blocks_of_one_step() -
     assert times["rest"] < 30
 
 
+def test_the_pace_is_that_of_the_second_half_of_the_batches(clock: FakeClock) -> None:
+    def batches() -> Iterator[Tensor]:
+        for ms in (50, 1, 20, 30):
+            clock.pass_exactly(ms)
+            yield torch.ones(2, 4)
+
+    with InputTrial(Slow(0), batches, [Slow(0)], {}) as trial:
+        assert trial.find_pace(0.0) == pytest.approx((20 + 30) / 2, abs=0.01)
+
+
 def test_each_kind_of_block_runs_what_it_says() -> None:
     model, taken, called = Slow(0), [0], [0]
 

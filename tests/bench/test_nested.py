@@ -30,6 +30,11 @@ class Plain:
         self.hidden, self.name = (torch.ones(2),), "x"
 
 
+class Fixed(Plain):
+    def __copy__(self) -> Any:
+        raise TypeError
+
+
 def doubled(value: Any) -> Any:
     return mapped(lambda part: part * 2, value)
 
@@ -46,10 +51,10 @@ def test_tensors_and_arrays_are_reached_in_containers_and_objects() -> None:
     assert found[2]["a"].tolist() == [2, 2, 2]
     assert found[3][1:] == (None, 7)
     assert frozen.logits.tolist() == [1, 1]
-    assert frozen.inner[0].logits.tolist() == [1]
+    assert frozen.inner[0].logits.tolist() == given[1].hidden[0][:1].tolist() == [1]
 
 
 def test_modules_classes_and_what_cannot_be_copied_stay_as_they_are() -> None:
-    given = [nn.Linear(1, 1), Plain, MappingProxyType({"a": torch.ones(1)})]
+    given = [nn.Linear(1, 1), Plain, MappingProxyType({"a": torch.ones(1)}), Fixed(), "text", 3]
 
     assert all(one is other for one, other in zip(doubled(given), given, strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import queue
 import random
 import signal
@@ -18,10 +17,8 @@ import pytest
 import torch
 
 from perfnb.bench.design import Prefetching
-from perfnb.bench.rounds import UNKNOWN_AHEAD, Bench, batches_ready, mapped, prefetching
+from perfnb.bench.rounds import UNKNOWN_AHEAD, Bench, batches_ready, prefetching
 from perfnb.errors import NestedProfilerError
-from perfnb.step.budget import steady_from
-from perfnb.step.environment import Conditions
 from tests.fake_clock import LOOK_NS, FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -213,61 +210,6 @@ def test_benches_do_not_nest() -> None:
         bench.rounds([(0,)])
 
 
-@pytest.mark.slow
-def test_garbage_collections_are_recorded_with_their_step() -> None:
-    conditions = Conditions()
-    gc.disable()
-    try:
-        with conditions:
-            conditions.step = 7
-            gc.collect()
-            conditions.running = True
-            gc.collect()  # before the step's time begins
-            begin = time.perf_counter_ns()
-            gc.collect()
-            end = time.perf_counter_ns()
-            gc.collect()  # after it has ended
-            conditions.ended(begin, end)
-    finally:
-        gc.enable()
-
-    ((step, pause),) = conditions.facts["gc_pauses"]
-    assert step == 7
-    assert 0 < pause <= (end - begin) / 1e6
-    assert conditions.facts["gc_share"] == pytest.approx(pause * 1e6 / (end - begin))
-    assert conditions.facts["gc_share"] <= 1
-    assert conditions.facts["cpus"] >= 1
-    assert conditions.facts["involuntary_switches"] >= 0
-    assert conditions._collects not in gc.callbacks
-
-
-def warm_up_of(series: list[float], fewest: int = 0) -> int | None:
-    """Return where the warm-up ends when each step is looked at as it comes."""
-    found = (steady_from(series[:count], fewest) for count in range(1, len(series) + 1))
-    return next((first for first in found if first is not None), None)
-
-
-@pytest.mark.parametrize(
-    ("series", "least", "most"),
-    [
-        ([30.0] * 10 + [10.0] * 30, 10, 15),
-        ([10 * (1 + 2 * 2.72 ** (-place / 3)) for place in range(60)], 8, 18),
-        ([10.0] * 20, 0, 0),
-    ],
-)
-def test_a_warm_up_ends_where_the_steps_are_alike(series: list[float], least: int, most: int) -> None:
-    jitter = np.random.default_rng(1).normal(1, 0.005, len(series))
-    first = warm_up_of([value * noise for value, noise in zip(series, jitter, strict=True)])
-    assert first is not None
-    assert least <= first <= most
-
-
-def test_what_is_never_steady_has_no_end_of_its_warm_up() -> None:
-    assert warm_up_of([10.0 * 1.05**place for place in range(60)]) is None
-    assert warm_up_of([10.0] * 19) is None
-    assert warm_up_of([10.0] * 25, 3) == 3
-
-
 def test_a_result_is_kept_as_it_was_though_the_next_step_writes_to_its_memory() -> None:
     shared = torch.zeros(2)
     array, parameter = shared.numpy(), torch.nn.Parameter(torch.zeros(1))
@@ -296,47 +238,6 @@ def test_a_result_is_kept_as_it_was_though_the_next_step_writes_to_its_memory() 
             assert tensor.tolist() == [value, value]
         assert of_numpy.tolist() == [value, value]
         assert kept is parameter
-
-
-class Holder:
-    """An object with a tensor inside of a list, and other attributes."""
-
-    def __init__(self) -> None:
-        self.parts, self.name, self.deep = [torch.ones(1)], "a", {"b": 1}
-
-
-@dataclass(frozen=True)
-class Frozen:
-    logits: torch.Tensor
-    label: str = "x"
-
-
-class Fixed:
-    """Has a tensor, and cannot be copied."""
-
-    def __init__(self) -> None:
-        self.tensor = torch.ones(1)
-
-    def __copy__(self) -> Any:
-        raise TypeError
-
-
-def test_a_function_reaches_the_tensors_and_arrays_in_a_value() -> None:
-    def doubled(part: Any) -> Any:
-        return part * 2
-
-    assert mapped(doubled, 3) == 3
-    plain, (array,), words = mapped(doubled, (torch.ones(1), [np.ones(2)], {"a": "text"}))
-    assert (plain.tolist(), array.tolist(), words) == ([2.0], [2.0, 2.0], {"a": "text"})
-    held = Holder()
-    found = mapped(doubled, held)
-    assert (found.parts[0].tolist(), found.name, found.deep) == ([2.0], "a", {"b": 1})
-    assert held.parts[0].tolist() == [1.0]
-    assert mapped(doubled, Frozen(torch.ones(1))) == Frozen(torch.full((1,), 2.0))
-    model, fixed, kind = torch.nn.Linear(1, 1), Fixed(), Frozen
-    for kept in (model, fixed, kind, held.deep):
-        assert mapped(doubled, [kept])[0] == kept
-    assert fixed.tensor.tolist() == [1.0]
 
 
 def test_queues_and_threads_prefetch_and_those_common_to_all_do_not_count() -> None:

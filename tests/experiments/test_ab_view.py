@@ -8,8 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from perfnb.bench.paired_times import BlockPlan, paired_times
-from perfnb.bench.pairs_view import pairs_answer, pairs_words
 from perfnb.draw.as_text import document_text
 from perfnb.draw.document import Document, Effects, Strip, Table
 from perfnb.experiments.ab_test import ABTest
@@ -62,9 +60,7 @@ def test_the_decision_and_its_reason_come_first(name: str) -> None:
     ("ratio", "pairs", "noise", "state", "words"),
     [
         (0.8, 60, 0.01, "good", "The candidate is faster: 0.8"),
-        (1.3, 60, 0.01, "bad", "The candidate is slower: 1.3"),
         (1.0, 60, 0.01, "none", "Baseline and candidate take the same time within 2.0 %: "),
-        (1.0, 12, 0.3, "open", "Neither a difference nor equality within 2.0 % was shown: "),
         (0.5, 5, 0.01, "open", "Too few pairs for a verdict: 5 of the 6 that an interval requires"),
     ],
 )
@@ -118,38 +114,6 @@ def test_no_effect_is_drawn_of_what_is_better_if_larger() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pairs", "noise", "words"),
-    [
-        (60, 0.01, "60 pairs in random order, which detect a difference of 0."),
-        (10, 0.5, "10 pairs in random order, which detect a difference of 16"),
-        (8, 3.0, "8 pairs in random order, which vary too much to detect even a factor of 10"),
-        (3, 0.01, "3 pairs in random order"),
-    ],
-)
-def test_what_so_many_pairs_detect(pairs: int, noise: float, words: str) -> None:
-    assert pairs_words(experiment(1.0, pairs, noise)).startswith(words)
-
-
-def test_more_pairs_are_asked_for_only_where_they_would_help() -> None:
-    few = replace(experiment(1.0, 12, 0.3), needed=5000)
-    assert "5,000 pairs, which is more than the budget allows" in " ".join(ABTest(**vars(few))._document().notes)
-    enough = replace(experiment(0.5), needed=5000)
-    assert not any("budget" in note for note in ABTest(**vars(enough))._document().notes)
-
-
-def test_blocks_are_explained() -> None:
-    blocks = BlockPlan("threads", 4, 16, 1.5)
-    notes = " ".join(figures(times=replace(experiment(0.5, 8), blocks=blocks))._document().notes)
-    assert "two blocks of 16 turns back to back, each after 4 turns that only use up" in notes
-    few = replace(experiment(0.5, 3), blocks=blocks)
-    assert pairs_answer(few)[2] == "Raise budget_s: 6 pairs take about 9.00 s."
-    none = replace(experiment(0.5, 1), blocks=BlockPlan("processes", 0, 1, None))
-    assert pairs_answer(none)[1:] == (
-        "too few pairs for a verdict: a fair comparison needs blocks, and there was no time for any", "Raise budget_s.",
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
     ("name", "metric", "verdict"),
     [
         ("accept", "step time", "faster"),
@@ -166,11 +130,6 @@ def test_effects_say_what_is_over_a_limit(name: str, metric: str, verdict: str) 
 
 
 FREE = "A loss without a limit may exceed the baseline's by 0.1 %."
-AUTOCORRELATED = "Successive pairs are autocorrelated, so the interval is wider."
-DRIFTING = paired_times(
-    [10.0] * 80, [9.0 + 0.01 * place for place in range(80)], equal_within=0.02, a_name="a", b_name="b", planned=80,
-    needed=80,
-)  # fmt: skip
 UNSTEADY = "The steps had not reached a steady state when the warm-up ended."
 
 
@@ -181,8 +140,6 @@ UNSTEADY = "The steps had not reached a steady state when the warm-up ended."
         (EXAMPLES["worse"], FREE, False),
         (figures(times=replace(experiment(0.9), steady=False)), UNSTEADY, True),
         (EXAMPLES["accept"], UNSTEADY, False),
-        (figures(times=DRIFTING), AUTOCORRELATED, True),
-        (EXAMPLES["accept"], AUTOCORRELATED, False),
     ],
 )
 def test_notes_say_what_a_reader_must_know(example: ABTest, note: str, is_there: bool) -> None:

@@ -22,7 +22,6 @@ import perfnb
 from perfnb.errors import RecordingError
 from perfnb.experiments.journal_files import ENTRY, JournalEntry, entry_of, write_entry
 from perfnb.experiments.journal_index import INDEX, Catalogue
-from perfnb.experiments.journal_table import journal_history
 from tests.experiments.journal_entries import report_entry, timing_entry
 from tests.experiments.journal_writer import save
 
@@ -96,14 +95,14 @@ def test_a_writer_that_is_killed_leaves_whole_entries_only(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
-    processes = [writer(tmp_path / "journal", 25) for _ in range(2)]
+    processes = [writer(tmp_path / "journal", 10) for _ in range(2)]
     told = [line.strip() for process in processes for line in process.communicate(timeout=120)[0].splitlines()]
 
     entries, damaged = read_entries(tmp_path / "journal")
 
     assert [process.returncode for process in processes] == [0, 0]
     assert damaged == {}
-    assert len(told) == 50
+    assert len(told) == 20
     assert sorted(told) == sorted(entries)
     assert [path.name for path in (tmp_path / "journal").iterdir() if path.name.startswith(".")] == [INDEX]
 
@@ -173,9 +172,6 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "directory"),
     "wrong type": (edited(median_ms="fast"), "Expected"),
     "no time": (edited(median_ms=-1.0), "Expected `float`"),
-    "a time that cannot be": (edited(at="yesterday"), "isoformat"),
-    "a time below all": (edited(at="0001-01-01T00:00:00+23:59"), "its date is invalid: 0001"),
-    "a time above all": (edited(at="9999-12-31T23:59:59-23:59"), "its date is invalid: 9999"),
     "a time that floats do not hold twice": (edited(median_ms=1e308, ci_ms=[1e307, 1.7e308]), "Expected `float`"),
     "a time near none": (edited(median_ms=5e-324), "Expected `float`"),
     "more steps than int64 holds": (edited(steps=2**70), "steps"),
@@ -268,6 +264,8 @@ def test_a_newer_form_is_said_to_be_one(tmp_path: Path) -> None:
         ({"at": "0001-01-01T00:00+23:59"}, "its date is invalid: 0001-01-01T00:00"),
         ({"at": "1969-12-31T00:00+00:00"}, "its date is invalid: 1969-12-31T00:00"),
         ({"at": "1970-01-01T00:00+00:00"}, ""),
+        ({"at": "9999-12-31T23:59:59-23:59"}, "its date is invalid: 9999"),
+        ({"at": "yesterday"}, "isoformat"),
         ({"at": "2200-12-31T00:00+00:00"}, ""),
         ({"at": "2201-01-01T00:00+00:00"}, "its date is invalid: 2201-01-01T00:00"),
     ],
@@ -282,15 +280,6 @@ def test_an_entry_has_a_date_and_figures_inside_their_intervals(
 
     assert (list(found), list(damaged)) == (([], [name]) if words else ([name], []))
     assert words in damaged.get(name, "")
-
-
-def test_of_entries_a_damaged_one_is_warned_of_once(tmp_path: Path) -> None:
-    names = [write_entry(tmp_path, timing_entry(hours), nothing) for hours in range(2)]
-    edited(ratio=1.0, ratio_ci=(2.0, 3.0))(tmp_path / names[0] / ENTRY.file)
-    journal = perfnb.journal(tmp_path)
-    with pytest.warns(UserWarning, match=f"Entry {names[0]} in .* is damaged and ignored: its ratio lies") as warned:
-        assert journal.history.index.tolist() == journal.history.index.tolist() == names[1:]
-    assert len(warned) == 1
 
 
 def test_an_entry_is_found_by_name_begin_or_number() -> None:
@@ -310,13 +299,6 @@ def a_thousand_entries(folder: Path) -> None:
         copy = folder / f"{name[:-8]}{number:08x}"
         copy.mkdir()
         shutil.copy(folder / name / ENTRY.file, copy)
-
-
-@pytest.mark.slow
-def test_a_thousand_entries_are_read(tmp_path: Path) -> None:
-    a_thousand_entries(tmp_path)
-    entries, damaged = read_entries(tmp_path)
-    assert (len(journal_history(entries)), damaged) == (1000, {})
 
 
 def test_entries_that_differ_in_nothing_but_their_place_are_in_the_order_of_their_names(tmp_path: Path) -> None:

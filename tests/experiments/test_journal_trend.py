@@ -12,7 +12,7 @@ import pytest
 import perfnb
 from perfnb.experiments.journal_index import SavedEntry, of_added
 from perfnb.experiments.journal_table import entry_table
-from perfnb.experiments.journal_trend import CHANGES, _also_changed, _compared, trend_changes, trend_rows
+from perfnb.experiments.journal_trend import CHANGES, LIKE, _also_changed, _compared, trend_changes, trend_rows
 from perfnb.experiments.journal_view import trend_document
 from perfnb.recording.outcome import Outcome
 from tests.experiments.journal_entries import shown, timing_entry
@@ -21,9 +21,16 @@ BEGIN = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 def entry(place: int, ms: float = 10.0, environment: dict[str, Any] | None = None, **facts: Any) -> SavedEntry:
-    known = {"name": "train", "host": "lab", "torch": "2.13.0", "device": "A GPU", "batch_size": 32} | facts
+    known = {
+        "name": "train",
+        "host": "lab",
+        "torch": "2.13.0",
+        "device": "A GPU",
+        "batch_size": 32,
+        "peak_bytes": 1 << 30,
+    } | facts
     at = BEGIN + timedelta(hours=place)
-    outcome = Outcome(at=at, step_ms=ms, step_ci_ms=(0.99 * ms, 1.01 * ms), peak_bytes=1 << 30, **known)
+    outcome = Outcome(at=at, step_ms=ms, step_ci_ms=(0.99 * ms, 1.01 * ms), **known)
     return SavedEntry(kind="profile", at=at, outcome=outcome, environment=environment or {"threads": 4})
 
 
@@ -73,7 +80,8 @@ def test_only_like_is_compared_with_like() -> None:
         assert joined["entry"].tolist() == ["e21"], other
         assert (next(iter(other)) in str(joined["also_changed"].iloc[0])) == (other.keys() != {"name"})
     missing = [entry(place, ms, batch_size=None, host=None) for place, ms in enumerate(noisy(20))]
-    assert trend(missing)[0]["series"].tolist() == [1] * 20
+    for across in ((), LIKE):
+        assert trend(missing, across=tuple(across))[0]["series"].tolist() == [1] * 20
 
 
 def test_a_change_that_does_not_matter_is_not_listed() -> None:
@@ -95,15 +103,7 @@ def test_trials_tests_and_damaged_entries_belong_to_no_series() -> None:
 
 
 def test_memory_has_a_trend_too() -> None:
-    entries = [entry(place) for place in range(30)]
-    more = [
-        SavedEntry(
-            kind=one.kind,
-            at=one.at,
-            outcome=Outcome(at=one.at, name="train", peak_bytes=2**30 + 2**28 * (place > 14)),
-        )
-        for place, one in enumerate(entries)
-    ]
+    more = [entry(place, peak_bytes=2**30 + 2**28 * (place > 14)) for place in range(30)]
 
     assert trend(more, "peak_bytes")[1]["verdict"].tolist() == ["more"]
 

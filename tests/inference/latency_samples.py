@@ -9,11 +9,17 @@ import numpy as np
 import pandas as pd
 
 from perfnb.inference.latency import HighestRate, Latency, OpenRun
-from perfnb.inference.load_model import load_model_of
+from perfnb.inference.load_model import LoadModel, load_model_of
 from perfnb.inference.samples import TOKEN_COLUMNS, Measured
 
 #: Simulated runs behind intervals: enough for all but their accuracy.
 FEW_RUNS = 20
+_LOADS: dict[tuple[bytes, int, float], LoadModel] = {}
+
+
+def words_of(found: object) -> str:
+    """Return all that a result says, in one line."""
+    return " ".join(str(found).split())
 
 
 def back_to_back(times_ms: np.ndarray) -> pd.DataFrame:
@@ -52,7 +58,10 @@ def fake(
     def serve_at(rate_per_s: float, seconds: float) -> OpenRun:
         return OpenRun(rate_per_s, back_to_back(times_ms if in_run_ms is None else in_run_ms), 0, 0.0)
 
-    return Latency(facts, replace(load_model_of(facts), runs=FEW_RUNS), serve_at, [] if asked is None else [asked])
+    load = replace(load_model_of(facts), runs=FEW_RUNS)
+    # Simulations and curves are shared by all latencies with the same service times.
+    load = _LOADS.setdefault((load.service_ms.tobytes(), load.servers, load.between_ms), load)
+    return Latency(facts, load, serve_at, [] if asked is None else [asked])
 
 
 def lognormal(count: int) -> np.ndarray:

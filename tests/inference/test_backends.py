@@ -20,7 +20,8 @@ from perfnb.bench.values import NOISE, REDUCED, SAME
 from perfnb.errors import CaptureError
 from perfnb.inference import backend_trials, backends
 from perfnb.inference.backend_figures import BackendTrial
-from perfnb.inference.backends import ModelCall, RefusedError, by_name, call_of
+from perfnb.inference.backends import Backend, ModelCall, ReadyBackend, RefusedError, by_name, call_of
+from tests.fake_clock import FakeClock
 from tests.inference.models import small_bert, small_cnn
 
 PACKAGES = {"onnxruntime": ("onnx", "onnxscript", "onnxruntime"), "int8": ("torchao",), "openvino": ("openvino",)}
@@ -282,6 +283,36 @@ def test_without_float64_the_model_with_other_threads_is_the_yardstick() -> None
 
     assert tried("bf16", Only32(4, 4), torch.randn(2, 4)).values.verdict == REDUCED
     assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, default)
+
+
+@pytest.mark.parametrize(
+    ("error", "why_not"),
+    [
+        (ValueError(f"\n \n{'x' * 300}\nmore"), f"it fails: ValueError: {'x' * 200}"),
+        (KeyError(), "it fails: KeyError: "),
+        (RefusedError("too old"), "too old"),
+    ],
+)
+def test_a_backend_that_fails_says_why_in_a_line(error: Exception, why_not: str) -> None:
+    backend = Backend("b", lambda model, call: "", MagicMock(side_effect=error))
+    assert backend_trials._tried(backend, nn.Identity(), call_of(1), MagicMock()).why_not == why_not
+
+
+def test_a_backend_is_built_and_run_once_before_its_memory_is_measured(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = list[str]()
+
+    def made(model: nn.Module, call: ModelCall, folder: Path) -> ReadyBackend:
+        clock.pass_exactly(100)
+        return ReadyBackend(lambda given: events.append("run") or clock.pass_exactly(30) or torch.empty(given), 7)
+
+    monkeypatch.setattr(backend_trials, "synchronize", lambda: events.append("synchronize") or clock.pass_exactly(5))
+    trial = backend_trials._prepared(Backend("b", lambda model, call: "", made), nn.Identity(), call_of(1000))
+
+    assert events == ["run", "synchronize", "run"]
+    assert trial.setup_s == pytest.approx(0.135, rel=0.01)
+    assert trial.peak_bytes == 7 + 4000
 
 
 def test_a_model_that_cannot_be_copied_is_refused() -> None:

@@ -7,39 +7,52 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
-import perfnb
 from perfnb.inference.batching import Batcher, Batching, simulate_batches
-from perfnb.inference.latency import Latency
+from perfnb.inference.request_runner import RequestRunner
+from perfnb.inference.serving import Requests
 from tests.fake_clock import FakeClock
-from tests.inference.test_latency import words_of
 
 
-def linear(fixed_ms: float, each_ms: float) -> Batching:
+def linear(fixed_ms: float, each_ms: float, *sizes: int) -> Batching:
     """Return batches whose time is a constant and so much a request."""
-    return Batching({size: np.full(100, fixed_ms + each_ms * size) for size in (1, 2, 4, 8, 16)})
+    return Batching({size: np.full(100, fixed_ms + each_ms * size) for size in sizes or (1, 2, 4, 8, 16)})
 
 
 def test_batches_pay_where_a_request_more_costs_little() -> None:
     batching = linear(9.0, 1.0)
-
     assert batching.gain == pytest.approx((16 / 25) / (1 / 10))
     assert batching.sizes["marginal_ms"].dropna().tolist() == pytest.approx([1.0] * 4)
-    assert pd.isna(batching.sizes["marginal_ms"].iloc[0])
-    best = batching.best(200)  # one by one 100 a second are served
-    assert best is not None
-    assert best.most > 1
-    assert np.isfinite(best.p99_ms)
-    assert np.isinf(batching.at(200, 1, 0.0).p99_ms)
+    assert linear(0.0, 10.0).gain == pytest.approx(1.0)
 
 
-def test_batches_do_not_pay_where_each_request_costs_the_same() -> None:
-    batching = linear(0.0, 10.0)
+def batcher(most: int, delay_ms: float, p99_ms: float) -> Batcher:
+    return Batcher(most, delay_ms, 10.0, 9.0, 9.0, p99_ms, 1.0, 0.5, 10.0)
 
-    assert batching.gain == pytest.approx(1.0)
-    assert batching.best(50).most == 1
-    assert batching.best(101) is None
+
+@pytest.mark.parametrize(
+    ("p99_ms", "best"),
+    [
+        ([21.1, 21.0, 20.0], (2, 0.0)),  # the first of those within 5 % of the lowest
+        ([21.0, 20.0, 20.0], (1, 0.0)),
+        ([np.inf, np.inf, 9.0], (2, 5.0)),
+        ([np.inf] * 3, None),
+    ],
+)
+def test_of_settings_that_are_as_good_the_simplest_is_best(
+    p99_ms: list[float], best: tuple[int, float] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [(1, 0.0), (2, 0.0), (2, 5.0)]
+    known = {setting: batcher(*setting, ms) for setting, ms in zip(settings, p99_ms, strict=True)}
+    monkeypatch.setattr(Batching, "_settings", settings)
+    monkeypatch.setattr(Batching, "at", lambda self, rate, most, delay_ms: known[most, delay_ms])
+
+    found = linear(9.0, 1.0).best(10.0)
+
+    assert (found and (found.most, found.delay_ms)) == best
+    assert linear(9.0, 1.0).best(10.0, 0.95) == (known[1, 0.0])
+    with pytest.raises(ValueError, match=r"quantile must be 0\.5, 0\.95 or 0\.99"):
+        linear(9.0, 1.0).best(10.0, 0.9)
 
 
 def test_delay_costs_as_much_as_it_is_at_low_load() -> None:
@@ -56,15 +69,8 @@ def test_sizes_between_those_measured_are_interpolated() -> None:
     assert batching._time(3, 0.5) == pytest.approx(12.0)
 
 
-def test_of_settings_that_are_as_good_the_simplest_is_best() -> None:
-    found = linear(9.0, 1.0).best(0.5)
-
-    assert found is not None
-    assert (found.most, found.delay_ms) == (1, 0.0)
-
-
 def test_the_batcher_for_a_bound_serves_the_highest_rate_within_it() -> None:
-    batching = linear(9.0, 1.0)
+    batching = linear(9.0, 1.0, 1, 16)
 
     found = batching.best_within(60.0)
 
@@ -79,38 +85,17 @@ def test_the_batcher_for_a_bound_serves_the_highest_rate_within_it() -> None:
         batching.best_within(-1)
 
 
-def test_a_bad_quantile_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"quantile must be 0\.5, 0\.95 or 0\.99"):
-        linear(1, 1).best(1, 0.9)
+@pytest.mark.parametrize(("batch", "short"), [(list, None), (lambda given: given[:1], 2), (lambda given: given[:3], 4)])
+def test_batches_are_measured_while_there_is_time_and_one_that_leaves_requests_out_is_noticed(
+    batch: Callable[[list[int]], list[int]], short: int | None, clock: FakeClock
+) -> None:
+    runner = RequestRunner(abs, Requests([1, 2, 3]), 1, lambda *_: None)
 
+    times, found = runner.in_batches(lambda given: clock.pass_exactly(10 + 40 * (len(given) > 4)), batch, 1.2)
 
-@pytest.mark.deep
-def test_real_batches_are_measured() -> None:
-    seen = set()
-
-    class Model(torch.nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen.add(len(x))
-            return super().forward(x)
-
-    found = perfnb.latency(Model(4, 4), [torch.randn(4) for _ in range(3)], batch=torch.stack, budget_s=0.5)
-
-    assert {1, 2, 4} <= seen
-    assert found.batching.sizes.index[0] == 1
-    assert "Measured batches" in str(found)
-    with pytest.raises(ValueError, match="Batches were not measured"):
-        perfnb.latency(lambda x: x, [1], budget_s=0.05).batching  # noqa: B018
-    with pytest.raises(TypeError, match="batch must be a function that makes one input"):
-        perfnb.latency(lambda x: x, [1], batch=3)
-
-
-def test_a_batch_that_leaves_requests_out_is_noticed(clock: FakeClock) -> None:
-    def found(batch: Callable[[list[int]], list[int]]) -> Latency:
-        return perfnb.latency(lambda _: clock.pass_exactly(50), [1, 2, 3], batch=batch, budget_s=6)
-
-    words = "No part of the input that batch= makes from 2 requests has the length 2"
-    assert words in words_of(found(lambda given: given[:1]))
-    assert words not in words_of(found(list))
+    assert found == short
+    assert all(ms == pytest.approx(10, rel=0.01) for size in (2, 4) for ms in times[size])
+    assert (len(times), max(times)) == (2, 4) if short is None else len(times) >= 2
 
 
 @pytest.mark.parametrize(
@@ -163,6 +148,6 @@ def test_a_batcher_states_its_setting_and_what_it_does() -> None:
 
 
 def test_the_settings_that_are_tried_are_the_sizes_with_delays_of_parts_of_a_request_alone() -> None:
-    tried = linear(9.0, 1.0).grid(10.0)
-    assert tried["most"].tolist() == [1] + [size for size in (2, 4, 8, 16) for _ in range(6)]
-    assert tried["delay_ms"].tolist() == [0.0] + [0.0, 2.5, 5.0, 10.0, 20.0, 40.0] * 4
+    delays = [0.0, 2.5, 5.0, 10.0, 20.0, 40.0]
+    assert linear(9.0, 1.0)._settings == [(1, 0.0)] + [(size, delay) for size in (2, 4, 8, 16) for delay in delays]
+    assert linear(9.0, 1.0, 1, 2).grid(10.0)["most"].tolist() == [1] + [2] * 6

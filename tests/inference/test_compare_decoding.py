@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,17 +16,15 @@ import perfnb
 from perfnb.inference.generation import watch_generation
 from tests.fake_clock import FakeClock
 from tests.inference.decoding_samples import decoded
+from tests.inference.latency_samples import words_of
 from tests.inference.models import small_gpt2
-from tests.inference.test_latency import words_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["another", pytest.param("the same", marks=pytest.mark.deep)])
-def test_guesses_are_counted_as_the_library_itself_counts_them(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small_gpt2(layers=2)
-    assistant = copy.deepcopy(model) if kind == "the same" else small_gpt2(seed=1)
+def test_guesses_are_counted_as_the_library_itself_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, assistant = small_gpt2(layers=2), small_gpt2(seed=1)
     settings = assistant.generation_config
     settings.num_assistant_tokens, settings.assistant_confidence_threshold = 4, 0.0
     settings.num_assistant_tokens_schedule = "constant"
@@ -57,7 +54,7 @@ def test_guesses_are_counted_as_the_library_itself_counts_them(kind: str, monkey
 
     assert (seen.proposed, seen.accepted) == (sum(guessed), sum(kept))
     assert seen.passes == len(kept)
-    assert (sum(kept) == sum(guessed)) == (kind == "the same")
+    assert 0 < sum(kept) < sum(guessed)
     plain = watch_generation(lambda ids, streamer: model.generate(ids, streamer=streamer, **options), ids)
     assert plain.tokens == seen.tokens == model.generate(ids, **options)[0, 4:].tolist()
     assert (plain.proposed, plain.accepted, plain.passes) == (0, 0, 8)
@@ -92,16 +89,6 @@ def test_a_gain_has_its_sign_and_different_answers_are_told(clock: FakeClock, tm
     assert found.to_html(tmp_path / "decoding.html").exists()
 
 
-def test_no_gain_is_told_from_too_few_pairs(clock: FakeClock) -> None:
-    found = perfnb.compare_decoding(decoding(clock, 900, "ab"), decoding(clock, 300, "ab"), ["p"], budget_s=1)
-
-    assert found.gain_interval is None
-    pairs = "1 pair" if len(found.ab.pairs) == 1 else f"{len(found.ab.pairs)} pairs"
-    assert f"{pairs} of answers are too few to show whether assisted decoding is faster" in str(found)
-    assert "is faster:" not in str(found)
-    assert repr(found).startswith("<perfnb.DecodingComparison: assisted relative to plain: ")
-
-
 def test_random_answers_are_not_compared(clock: FakeClock) -> None:
     numbers = itertools.count()
 
@@ -123,17 +110,14 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         perfnb.compare_decoding(lambda prompt: prompt, lambda prompt: prompt, ["p"])
     with pytest.raises(ValueError, match="requests is empty"):
         perfnb.compare_decoding(iter, iter, [])
+    with pytest.raises(ValueError, match="budget_s must be a number of seconds above 0, not 0"):
+        perfnb.compare_decoding(iter, iter, ["p"], budget_s=0)
 
 
 @pytest.mark.parametrize(
     ("ratio", "pairs", "state", "sentence"),
     [
-        (
-            0.5,
-            40,
-            "good",
-            "Assisted decoding is faster: an answer takes 50 % less time than with plain decoding, 0.499 ×",
-        ),
+        (0.5, 40, "good", "Assisted decoding is faster: an answer takes 50 % less time than with plain decoding, 0.4"),
         (1.5, 40, "bad", "Assisted decoding is slower: an answer takes 50 % more time than with plain decoding, 1.5"),
         (1.0, 40, "none", "Assisted decoding takes as long as plain decoding: 0.999 × ["),
         (1.0, 6, "open", "It is not clear whether assisted decoding is faster: 0.999 × ["),
@@ -152,6 +136,8 @@ def test_guesses_and_answers_are_counted() -> None:
     assert "guesses kept 50 %" in words_of(decoded(0.5))
     assert "1 of 2 answers differs from plain decoding, the earliest after 4 tokens." in words_of(decoded(0.5))
     assert "2 answers compared: all are the same." in words_of(decoded(0.5, same=True))
+    assert repr(decoded(0.5)).startswith("<perfnb.DecodingComparison: assisted relative to plain: ")
+    assert decoded(0.5, 4).gain_interval is None
     assert "Answers were not compared" in words_of(decoded(0.5, same=None))
     own = decoded(0.5)
     unsteady = replace(own, ab=replace(own.ab, steady=False))

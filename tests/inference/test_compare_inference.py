@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import perfnb
-from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED, Values
+from perfnb.bench.values import DIFFERENT, UNCHECKED, Values
 from perfnb.inference import backends
 from perfnb.inference.backends import Backend, ModelCall, ReadyBackend
 from tests.fake_clock import FakeClock
 from tests.inference.backend_samples import backends_of_times
-from tests.inference.models import small_bert, small_cnn
+from tests.inference.models import small_cnn
 
 
 def planted(name: str, change: Callable[[Tensor], Tensor], clock: FakeClock, ms: float) -> Backend:
@@ -52,40 +52,28 @@ def shifted(y: Tensor) -> Tensor:
     return wrong
 
 
-WRONG: dict[str, Callable[[Tensor], Tensor]] = {
-    "one number": shifted,
-    "zeros": torch.zeros_like,
-    "not a number": lambda y: y * torch.nan,
-    "half as large": lambda y: y / 2,
-    "another shape": lambda y: y[:, :-1],
-    "another order": lambda y: y.flip(0),
-    "nothing": lambda y: torch.empty(0),
-    "a bit off": lambda y: y * 1.001,
+WRONG: dict[str, Callable[[Tensor], Any]] = {
+    "is off by": shifted,
+    "NaN": lambda y: y * torch.nan,
+    "is off by inf": lambda y: y[:, :-1],
+    "": lambda y: y * 1.001,
+    "it returns 2 outputs instead of 1": lambda y: (y, y),
 }
 
 
-@pytest.mark.parametrize("kind", WRONG)
-def test_a_wrong_backend_is_rejected_however_fast(kind: str, plant: Callable[..., None], clock: FakeClock) -> None:
+@pytest.mark.parametrize("why", WRONG)
+def test_a_wrong_backend_is_rejected_however_fast(why: str, plant: Callable[..., None], clock: FakeClock) -> None:
     model, x = small_cnn()
-    plant(planted("wrong", WRONG[kind], clock, 1), planted("right", lambda y: y, clock, 5))
+    plant(planted("wrong", WRONG[why], clock, 1), planted("right", lambda y: y, clock, 5))
 
     found = perfnb.compare_inference(model, x, backends=["wrong", "right"], budget_s=5)
 
     row = found.table.loc["wrong"]
     assert (row["verdict"], row["values"], row["decision"]) == ("faster", DIFFERENT, "reject")
     assert row["reason"].startswith("its outputs are different: ")
+    assert why in row["reason"]
     assert found.table.loc["right", "decision"] == "accept"
     assert "Use right: 5.00 ms per call, 50 % less than eager: 0.500 ×" in str(found)
-
-
-def test_a_backend_that_returns_more_or_less_is_rejected(plant: Callable[..., None], clock: FakeClock) -> None:
-    model, x = small_cnn()
-    plant(planted("two", lambda y: (y, y), clock, 1))  # type: ignore[arg-type,return-value]
-
-    row = perfnb.compare_inference(model, x, backends=["two"], budget_s=2).table.loc["two"]
-
-    assert (row["values"], row["decision"]) == (DIFFERENT, "reject")
-    assert row["reason"] == "its outputs are different: it returns 2 outputs instead of 1"
 
 
 def test_the_model_and_the_random_numbers_stay_as_they_were() -> None:
@@ -106,55 +94,26 @@ def test_the_model_and_the_random_numbers_stay_as_they_were() -> None:
     assert all(each.grad is None for each in model.parameters())
 
 
-@pytest.mark.slow
-def test_a_transformer_has_a_row_per_backend_and_goes_into_a_journal(tmp_path: Path) -> None:
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(package)
-    model, example = small_bert()
-
-    found = perfnb.compare_inference(model, example, backends=("bf16", "onnxruntime"), budget_s=1)
-
-    table = found.table
-    assert list(table.index) == ["eager", "bf16", "onnxruntime"]
-    assert table.loc["eager", "verdict"] == "baseline"
-    assert table["median_ms"].notna().all()
-    assert table.loc["bf16", "values"] == REDUCED
-    assert table.loc["onnxruntime", "values"] in (SAME, NOISE)
-    assert table.loc["onnxruntime", "size_bytes"] > 0
-    assert len(found.samples) >= 1
-    assert list(found.samples) == ["eager", "bf16", "onnxruntime"]
+def test_a_journal_gets_the_times_of_each_backend_and_whether_it_is_accepted(tmp_path: Path) -> None:
     journal = perfnb.journal(tmp_path / "journal")
-    assert len(journal.add(found, hypothesis="ONNX Runtime fuses more")) == 3
+
+    assert len(journal.add(backends_of_times(exact=0.5, exact_slow=1.5), hypothesis="fuses more")) == 3
+
     history = journal.history
-    assert list(history["change"]) == ["backend eager", "backend bf16", "backend onnxruntime"]
-    assert bool(history["accepted"].iloc[0])
+    assert history["change"].tolist() == ["backend eager", "backend exact", "backend exact_slow"]
+    assert history["median_ms"].tolist() == pytest.approx([10, 5, 15], rel=0.01)
+    assert history["accepted"].tolist() == [True, True, False]
 
 
-def test_a_journal_gets_the_times_of_each_backend_and_whether_it_is_accepted() -> None:
-    found = backends_of_times(exact=0.5, exact_slow=1.5)
-    entries = [(timing.median_ms, words, accepted) for timing, words, accepted in found.journal_entries()]
-    assert entries == [
-        (pytest.approx(10, rel=0.01), "backend eager", True),
-        (pytest.approx(5, rel=0.01), "backend exact", True),
-        (pytest.approx(15, rel=0.01), "backend exact_slow", False),
-    ]
+def decisions(found: Any) -> list[str]:
+    assert found.table["decision"].iloc[[0, -1]].to_dict() == {"eager": "baseline", "openvino": "refused"}
+    return found.table["decision"].tolist()[1:-1]
 
 
 def test_decisions_follow_the_rules_of_reports() -> None:
     found = backends_of_times(exact=0.5, exact_same=1.0, exact_slow=1.5, close=0.5, low=0.4, wrong=0.2)
 
-    decisions = found.table["decision"].to_dict()
-
-    assert decisions == {
-        "eager": "baseline",
-        "exact": "accept",
-        "exact_same": "reject",
-        "exact_slow": "reject",
-        "close": "accept",
-        "low": "inconclusive",
-        "wrong": "reject",
-        "openvino": "refused",
-    }
+    assert decisions(found) == ["accept", "reject", "reject", "accept", "inconclusive", "reject"]
     assert "pass quality=" in found.table.loc["low", "reason"]
     assert found.table.loc["openvino", "reason"].startswith("not installed")
 
@@ -164,12 +123,7 @@ def test_limits_decide_and_the_first_comparison_stays() -> None:
 
     stricter = found.decide(limits={"difference": 0.02, "median_ms": 4.5})
 
-    assert stricter.table["decision"].to_dict() == {
-        "eager": "baseline",
-        "close": "reject",
-        "low": "accept",
-        "openvino": "refused",
-    }
+    assert decisions(stricter) == ["reject", "accept"]
     assert stricter.table.loc["close", "reason"] == "over the limit of median_ms"
     assert found.table.loc["close", "decision"] == "accept"
     assert (
@@ -184,12 +138,7 @@ def test_quality_is_measured_with_each_backend_and_eager_sets_the_limit() -> Non
 
     judged = found.decide(quality=lambda run: {"error": errors[run("x")]})
 
-    assert judged.table["decision"].to_dict() == {
-        "eager": "baseline",
-        "low": "accept",
-        "wrong": "reject",
-        "openvino": "refused",
-    }
+    assert decisions(judged) == ["accept", "reject"]
     assert judged.table.loc["wrong", "reason"] == "error is 0.9, more than 0.03"
     loose = found.decide(quality=lambda run: {"error": errors[run("x")]}, limits={"error": 1.0})
     assert loose.table.loc["wrong", "decision"] == "accept"
@@ -274,8 +223,6 @@ def test_quality_that_returns_no_losses_is_refused_before_anything_is_timed(
 
     with pytest.raises(TypeError, match="not float"):
         perfnb.compare_inference(model, x, backends=["eager"], quality=lambda run: 0.5, budget_s=1)
-    with pytest.raises(TypeError, match="quality must return a mapping of names to numbers"):
-        backends_of_times(exact=0.5).decide(quality=lambda run: 0.5)
     odd = backends_of_times(exact=0.5).decide(quality=lambda run: {"error" if run("x") == "eager" else "other": 0.1})
     assert odd.table.loc["exact", "decision"] == "inconclusive"
     assert "quality returned 'error' for only one side" in odd.table.loc["exact", "reason"]

@@ -14,8 +14,7 @@ from perfnb.errors import CaptureError
 from perfnb.inference.energy import NO_GPU, energy_meter, joules_between
 from perfnb.inference.latency import HighestRate, OpenRun
 from tests.fake_clock import FakeClock
-from tests.inference.latency_samples import back_to_back, fake
-from tests.inference.test_latency import words_of
+from tests.inference.latency_samples import back_to_back, fake, words_of
 
 
 def test_a_thousand_requests_cost_the_time_of_the_machine() -> None:

@@ -33,9 +33,8 @@ def test_layers_that_hold_all_tokens_grow_with_the_answer() -> None:
 
 
 def test_a_layer_with_a_sliding_window_grows_until_the_window_is_full() -> None:
-    sliding = layer_of(
-        3, sliding_window=5, is_sliding=True
-    )  # the newest token is added to the other four of the window
+    # The newest token is added to the other four of the window.
+    sliding = layer_of(3, sliding_window=5, is_sliding=True)
 
     assert bytes_at(of_layers(3, sliding), 3, 4, 5, 100) == [216, 288, 288, 288]
     full = layer_of(4, sliding_window=5, is_sliding=True)

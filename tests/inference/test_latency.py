@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
 import perfnb
 from perfnb.inference import latency
+from perfnb.inference.latency import Latency, OpenRun
+from perfnb.inference.latency_view import _waiting
+from perfnb.inference.load_model import HighestRate, LoadModel
 from perfnb.inference.queueing import poisson_arrivals
-from perfnb.inference.request_runner import SEED
-from perfnb.stats.intervals import quantile_interval
+from perfnb.inference.request_runner import SEED, RequestRunner
+from perfnb.inference.serving import Requests
 from tests.fake_clock import FakeClock
 from tests.inference.latency_samples import back_to_back, fake, lognormal
-
-
-def words_of(found: object) -> str:
-    """Return all that a result says, in one line."""
-    return " ".join(str(found).split())
 
 
 @pytest.mark.parametrize(("count", "known", "bounded"), [(298, False, False), (299, True, False), (368, True, True)])
@@ -33,31 +28,11 @@ def test_p99_is_given_only_where_there_are_enough_requests(count: int, known: bo
 
     assert (found.quantile_ms(0.99) is not None) == known
     assert (found.quantile_interval_ms(0.99) is not None) == bounded
-    assert (found.at(20).p99_ms is not None) == known
-    assert found.curve["p99_ms"].notna().all() == known
-    assert found.at(20).p50_ms is not None
     if not known:
-        assert "p99 of service times n/a" in str(found)
+        assert found.at(20).p99_ms is None
+        assert found.at(20).p50_ms is not None
         with pytest.raises(ValueError, match=r"too few for the 0\.99 quantile"):
             found.highest_rate(100)
-
-
-@pytest.mark.parametrize("kind", ["lognormal", "bimodal"])
-@pytest.mark.parametrize("q", [0.5, 0.99])
-def test_intervals_of_service_times_hold_the_truth(kind: str, q: float) -> None:
-    rng = np.random.default_rng(12)
-
-    def draw(count: int) -> np.ndarray:
-        times = rng.lognormal(0.0, 0.5, count)
-        return times if kind == "lognormal" else times + 20.0 * (rng.random(count) < 0.03)
-
-    truth = np.quantile(draw(400_000), q)
-    held = 0
-    for _ in range(200):
-        low, high = quantile_interval(draw(500), q)
-        held += low <= truth <= high
-
-    assert held >= 182
 
 
 def test_a_load_has_its_parts_each_with_an_interval() -> None:
@@ -71,18 +46,59 @@ def test_a_load_has_its_parts_each_with_an_interval() -> None:
         assert low <= getattr(found, name) <= high
 
 
-def test_the_highest_rate_is_confirmed_by_a_run() -> None:
-    found = fake(lognormal(500)).highest_rate(60, confirm_s=1)
+class OfMeanTime(LoadModel):
+    """A service whose highest rate keeps it busy for a fifth of the time."""
 
-    assert 0 < found.low <= found.rate_per_s <= found.high
-    assert found.confirmed_ms == pytest.approx(np.quantile(lognormal(500), 0.99))
-    assert (found.confirmed_within, found.confirmed_requests) == (500, 500)
-    assert repr(found).startswith("<perfnb.HighestRate: Up to ")
-    few = fake(lognormal(500), in_run_ms=np.array([5.0] * 40 + [70.0]))
-    assert (
-        "In a run at this rate, 40 of 41 requests were within the bound, but this was too few to determine p99>"
-        in repr(few.highest_rate(60, confirm_s=1))
-    )
+    def highest_rate(self, bound_ms: float, share: float) -> HighestRate:
+        rate = 200 / float(self.service_ms.mean())
+        return HighestRate(rate, 0.8 * rate, 1.2 * rate, bound_ms, share)
+
+
+def run_at(rate: float, ms: float, count: int = 400) -> OpenRun:
+    return OpenRun(rate, back_to_back(np.full(count, ms)), 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("times_ms", "own", "expected", "lasted"),
+    [
+        ([10.0], None, (20, 16, 24, 10.0, ()), [20]),
+        ([20.0], None, (20, 16, 24, 20.0, ()), [20]),  # at the bound
+        ([40.0, 12.0], None, (5, 4, 6, 12.0, (20,)), [20, 40]),
+        ([21.0, 12.0], None, (9.524, 7.619, 11.429, 12.0, (20,)), [20, 31.395]),
+        ([21.0] * 3, None, (None, 0, 8.571, None, (20, 9.524, 8.571)), [20, 31.395, 8.605]),
+        ([40.0], run_at(12, 15), (12, 4, 12, 15.0, (20,)), [20]),
+        ([40.0, 15.0], run_at(4, 15), (5, 4, 6, 15.0, (20,)), [20, 40]),
+        ([40.0, 15.0], run_at(12, 21), (5, 4, 6, 15.0, (20,)), [20, 40]),  # exceeded the bound itself
+        ([40.0, 15.0], run_at(12, 15, 40), (5, 4, 6, 15.0, (20,)), [20, 40]),  # too few requests
+        ([], run_at(20, 15), (20, 16, 24, 15.0, ()), []),
+    ],
+)
+def test_a_rate_that_a_run_refutes_is_lowered_until_a_run_confirms_it_or_the_time_is_over(
+    times_ms: list[float], own: OpenRun | None, expected: tuple[Any, ...], lasted: list[float]
+) -> None:
+    runs, seconds = iter(times_ms), list[float]()
+
+    def serve_at(rate: float, lasts: float) -> OpenRun:
+        seconds.append(lasts)
+        return run_at(rate, next(runs))
+
+    found = Latency(fake(lognormal(9), open_run=own)._measured, OfMeanTime(np.full(400, 10.0)), serve_at)
+    highest = found.highest_rate(20.0, confirm_s=60)
+
+    figures = highest.rate_per_s, highest.low, highest.high, highest.confirmed_ms, highest.refuted_per_s
+    assert figures == (*map(approximately, expected[:4]), approximately(expected[4]))
+    assert seconds == pytest.approx(lasted, rel=1e-3)
+    assert found.highest_rate(20.0) is highest, "the same question has the answer that the report shows"
+    assert found.highest_rate(25.0).confirmed_requests is None
+
+
+def approximately(expected: Any) -> Any:
+    return expected if expected is None else pytest.approx(expected, rel=1e-3)
+
+
+def test_a_rate_of_0_is_not_tried() -> None:
+    none = HighestRate(0.0, 0.0, 0.0, 20.0, 0.99)
+    assert fake(lognormal(9))._confirmed(none, 1.0) is none
 
 
 class Slower:
@@ -96,66 +112,29 @@ class Slower:
         self._clock.pass_exactly(max((ms for at, ms in self._changes.items() if passed_s > at), default=2.0))
 
 
-def test_a_rate_that_its_run_refutes_is_lowered_until_a_run_confirms_it(clock: FakeClock) -> None:
-    steady = perfnb.latency(Slower(clock, {}), [1], bound_ms=20, budget_s=30)._asked
-    found = perfnb.latency(Slower(clock, {13.5: 3.0}), [1], bound_ms=20, budget_s=30)
+def test_the_highest_rate_for_the_bound_is_confirmed_by_runs(clock: FakeClock) -> None:
+    found = perfnb.latency(Slower(clock, {5.4: 3.0}), [1], bound_ms=20, budget_s=12)
     lowered = found._asked
 
-    assert steady.refuted_per_s == ()
-    assert steady.confirmed_ms <= 20
-    assert lowered.refuted_per_s == pytest.approx([steady.rate_per_s], rel=0.02)
-    assert lowered.rate_per_s == pytest.approx(222, rel=0.05)  # M/D/1 whose requests take 3 ms
+    assert len(lowered.refuted_per_s) == 1
+    assert lowered.rate_per_s == pytest.approx(222, rel=0.1)  # M/D/1 whose requests take 3 ms
     assert lowered.confirmed_ms <= 20
-    assert lowered.low <= lowered.rate_per_s <= lowered.high < steady.rate_per_s
-    assert words_of(found).startswith("perfnb · latency · Slower Up to 2")
-    assert "requests/s [2" in words_of(found)
-    assert "can be served with p99 within 20.0 ms, confirmed by a run" in words_of(found)
-    assert f"p99 exceeded the bound in a run at {steady.rate_per_s:.0f} requests/s." in words_of(found)
-    assert found.costs.loc["highest", "requests_per_s"] == pytest.approx(lowered.rate_per_s)
-    assert found.highest_rate(bound_ms=20) == lowered, "the same question has the answer that the report shows"
-    assert found.highest_rate(bound_ms=20, quantile=0.95).confirmed_requests is None
-    assert found.highest_rate(bound_ms=25).confirmed_requests is None
-
-
-def test_a_rate_that_was_served_within_the_bound_is_not_above_the_highest(clock: FakeClock) -> None:
-    found = perfnb.latency(Slower(clock, {22.5: 15.0}), [1], rate_per_s=100, bound_ms=20, budget_s=30)
-    highest = found._asked
-
-    assert highest.refuted_per_s
-    assert highest.rate_per_s == pytest.approx(100, rel=0.1)
-    assert highest.low <= highest.rate_per_s <= highest.high
-    assert highest.confirmed_ms <= 20
-
-
-def test_a_rate_that_no_run_confirms_is_not_known(clock: FakeClock) -> None:
-    found = perfnb.latency(Slower(clock, {13.5: 4.0, 19.0: 12.0}), [1], bound_ms=20, price_per_hour=3.6, budget_s=30)
-    unknown = found._asked
-
-    assert unknown.rate_per_s is None
-    assert len(unknown.refuted_per_s) >= 2
-    assert (unknown.low, unknown.high) == (0.0, min(unknown.refuted_per_s))
-    assert "The highest rate with p99 within 20.0 ms is unknown Why p99 exceeded the bound in runs at " in words_of(
-        found
-    )
-    assert "is unknown" in repr(unknown)
-    assert found.highest_rate(bound_ms=20) == unknown
-    assert pd.isna(found.costs.loc["highest", "requests_per_s"])
+    assert lowered.low <= lowered.rate_per_s <= lowered.high < lowered.refuted_per_s[0]
+    assert found.costs.loc["highest", "requests_per_s"] == lowered.rate_per_s
 
 
 def test_the_time_that_perfnb_takes_between_requests_lowers_the_rate(clock: FakeClock) -> None:
-    class Requests(list[int]):
+    class Slowly(list[int]):
         """Each takes perfnb 0.02 ms to fetch."""
 
         def __getitem__(self, place: int) -> int:
             clock.pass_exactly(0.02)
             return super().__getitem__(place)
 
-    found = perfnb.latency(lambda _: clock.pass_exactly(0.08), Requests([1, 1]), budget_s=2)
+    found = perfnb.latency(lambda _: clock.pass_exactly(0.08), Slowly([1, 1]), budget_s=0.1)
 
     assert found.at(5_000).service_ms == pytest.approx(0.08, rel=0.01)
     assert found.at(5_000).utilization == pytest.approx(0.5, rel=0.05)
-    assert found.highest_rate(1.0).rate_per_s < 10_000
-    assert "Between requests, a server is busy for 2" in words_of(found)
     assert found.costs.loc["closed", "requests_per_s"] == pytest.approx(10_000, rel=0.05)
 
 
@@ -165,12 +144,13 @@ def test_a_real_model_alone_and_at_a_rate(tmp_path: Path) -> None:
     model = torch.nn.Linear(8, 8).eval()
     requests = [torch.randn(size, 8) for size in (1, 1, 4)]
 
-    found = perfnb.latency(model, requests, rate_per_s=200, bound_ms=10_000, budget_s=0.4)
+    found = perfnb.latency(model, requests, rate_per_s=200, bound_ms=10_000, batch=torch.cat, budget_s=0.6)
 
     assert set(found.samples["run"]) == {"closed", "open"}
     assert len(found.first_calls) == 4
     assert set(found.first_calls["size"]) == {"(1, 8)", "(4, 8)"}
-    assert len(found.open_run.samples) + found.open_run.lost == round(200 * 0.4 * 0.55 / 2)
+    assert len(found.open_run.samples) + found.open_run.lost == round(200 * 0.6 * 0.55 / 3)
+    assert {1, 2, 4} <= set(found.batching.sizes.index)
     assert (found.samples["latency_ms"] >= found.samples["service_ms"] - 1e-9).all()
     assert found.to_html(tmp_path / "latency.html").read_text("utf-8").startswith("<!DOCTYPE html>")
 
@@ -183,8 +163,6 @@ def test_requests_too_slow_for_warm_up_are_not_all_left_out(clock: FakeClock) ->
     assert len(each.first_calls) == 2
     assert len(each.samples) > 2
     assert each.at(0.1).service_ms == pytest.approx(10, rel=1e-2)
-    for found in (once, each):
-        assert "No size was called more than twice" in words_of(found)
 
 
 def test_recorded_arrivals_are_kept(clock: FakeClock) -> None:
@@ -208,8 +186,7 @@ class ColdAfterPauses:
 
 
 def test_what_a_pause_adds_is_measured_and_counted(clock: FakeClock) -> None:
-    found = perfnb.latency(ColdAfterPauses(clock, 3), [1], rate_per_s=5, budget_s=60)
-    warm = perfnb.latency(ColdAfterPauses(clock, 0), [1], budget_s=60)
+    found = perfnb.latency(ColdAfterPauses(clock, 3), [1], rate_per_s=5, budget_s=40)
 
     assert found.pauses["extra_ms"].round(2).tolist() == [0, 0, 3, 3, 3]
     assert found.pauses.index.tolist() == [0.5, 2, 8, 32, 128]
@@ -219,72 +196,38 @@ def test_what_a_pause_adds_is_measured_and_counted(clock: FakeClock) -> None:
     assert slowly.p50_ms == pytest.approx(5, rel=0.01)
     assert slowly.p50_ms == pytest.approx(found.open_run.samples["latency_ms"].median(), rel=0.01)
     assert slowly.utilization == pytest.approx(0.025, rel=0.05)
-    assert "takes longer: 3.00 ms [3.00, 3.00] more after a pause of 128 ms" in words_of(found)
-    assert warm.at(5).p50_ms == pytest.approx(2, rel=0.01)
-    assert "takes longer" not in words_of(warm)
 
 
-def test_pauses_are_left_out_where_the_budget_is_short(clock: FakeClock) -> None:
-    found = perfnb.latency(ColdAfterPauses(clock, 3), [1], budget_s=1)  # 0.15 s for pauses
+@pytest.mark.parametrize(
+    ("usual_ms", "seconds", "pauses"),
+    [
+        (2, 9.0, [0.5, 2, 8, 32, 128]),
+        (2, 0.15, [0.5, 2]),
+        (2, 12 * 0.0025, [0.5]),
+        (2, 12 * 0.0025 - 1e-9, []),
+        (900, 0.15, []),
+    ],
+)
+def test_as_many_kinds_of_pauses_are_measured_as_the_time_allows(
+    usual_ms: float, seconds: float, pauses: list[float], clock: FakeClock
+) -> None:
+    runner = RequestRunner(lambda _: clock.pass_exactly(usual_ms), Requests([1]), 1, lambda *_: None)
 
-    assert found.pauses.index.tolist() == [0.5, 2]
-    assert perfnb.latency(lambda _: clock.pass_exactly(900), ["a"], budget_s=1).pauses.empty
+    served, found = runner.after_pauses(usual_ms / 1e3, seconds)
 
-
-def test_what_comes_faster_than_it_is_served_is_saturated(clock: FakeClock) -> None:
-    found = perfnb.latency(lambda _: clock.pass_exactly(100), [1], rate_per_s=100, budget_s=10)
-
-    assert found.saturated
-    assert "Saturated at 100 requests/s: requests arrive faster than they are served" in words_of(found)
-    assert "requests that were due could not be served during the run." in words_of(found)
-
-
-def test_two_servers_are_not_saturated_by_what_is_too_much_for_one() -> None:
-    found = perfnb.latency(lambda _: None, [1], arrivals=[0.0, 0.01, 0.02], concurrency=2, tokens=None, budget_s=0.2)
-    times = pd.DataFrame({"service_ms": [10.0]})
-
-    assert not replace(found.open_run, rate_per_s=150.0, samples=times, lost=0).saturated
-    assert replace(found.open_run, rate_per_s=250.0, samples=times, lost=0).saturated
-
-
-def test_a_model_in_training_mode_is_noticed() -> None:
-    found = perfnb.latency(torch.nn.Linear(2, 2), [torch.ones(2)], budget_s=0.05)
-
-    assert "The model was in training mode" in str(found)
+    assert sorted(set(found)) == pauses
+    assert len(served) == len(found)
+    assert all(found.count(pause) >= 12 for pause in pauses)
 
 
-class Pipeline:
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.model = model
+def test_the_facts_of_a_run_are_kept() -> None:
+    model = torch.nn.Linear(2, 2)
 
-    def __call__(self, request: torch.Tensor) -> torch.Tensor:
-        return self.model(request)
+    found = perfnb.latency(model, [torch.ones(2)], arrivals=[0.0, 0.01], concurrency=2, tokens=None, budget_s=0.05)
 
-    def answer(self, request: torch.Tensor) -> torch.Tensor:
-        return self(request)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("training", [True, False])
-def test_a_model_in_training_mode_is_noticed_wherever_the_function_has_it(training: bool) -> None:
-    model = torch.nn.Linear(2, 2).train(training)
-
-    def serve(request: torch.Tensor) -> torch.Tensor:
-        return model(request)
-
-    def default(request: torch.Tensor, model: torch.nn.Module = model) -> torch.Tensor:
-        return model(request)
-
-    for fn in (
-        serve,
-        lambda x: serve(x),
-        partial(torch.nn.Module.__call__, model),
-        Pipeline(model),
-        Pipeline(model).answer,
-        default,
-    ):
-        found = perfnb.latency(fn, [torch.ones(2)], budget_s=0.02)
-        assert ("The model was in training mode" in words_of(found)) == training
+    assert found._measured.in_training
+    assert found._measured.noise["cpus"] >= 1
+    assert (found.open_run.concurrency, found._load.servers) == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +236,7 @@ def test_a_model_in_training_mode_is_noticed_wherever_the_function_has_it(traini
         ({"fn": 3}, "latency needs a function or model that serves one request, not 3."),
         (
             {"rate_per_s": 0},
-            "rate_per_s must be a number of requests per second that is above 0 and at most 1e6, not 0.",
+            "rate_per_s must be a number of requests per second that is above 0 and at most 1e6, not 0",
         ),
         ({"rate_per_s": float("nan")}, "rate_per_s must be"),
         ({"quantile": 1}, "quantile must be a number between 0 and 1, not 1."),
@@ -303,6 +246,7 @@ def test_a_model_in_training_mode_is_noticed_wherever_the_function_has_it(traini
         ({"arrivals": [0.0, 1e9]}, "arrivals span 1,000,000,000 s, more than budget_s=30: raise it, or pass fewer."),
         ({"arrivals": [0.0, 1.0], "rate_per_s": 3}, "Pass rate_per_s or arrivals, not both"),
         ({"requests": []}, "requests is empty"),
+        ({"batch": 3}, "batch must be a function that makes one input from a list of requests, not 3."),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, object], message: str) -> None:
@@ -313,10 +257,10 @@ def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, object], mes
 
 
 def test_the_rate_is_the_one_asked_for_and_lateness_is_no_queue(clock: FakeClock) -> None:
-    found = perfnb.latency(lambda _: clock.pass_exactly(0.02), [1], rate_per_s=20, budget_s=2)
+    found = perfnb.latency(lambda _: clock.pass_exactly(0.02), [1], rate_per_s=200, budget_s=0.2)
 
-    assert found.open_run.rate_per_s == 20
-    assert "Waiting for earlier requests makes up 0 % of the mean" in words_of(found)
+    assert found.open_run.rate_per_s == 200
+    assert _waiting(found.open_run) == "Waiting for earlier requests makes up 0 % of the mean latency."
 
 
 def test_bounds_of_higher_quantiles_are_no_lower_and_rates_agree_with_the_curve() -> None:
@@ -324,14 +268,14 @@ def test_bounds_of_higher_quantiles_are_no_lower_and_rates_agree_with_the_curve(
     times[7] = 440.0
     found = fake(times)
 
-    for rate in (10, 40, 80):
-        highs = [found.at(rate).intervals[name][1] for name in ("p50_ms", "p90_ms", "p95_ms", "p99_ms")]
+    loads = [found.at(rate) for rate in (10, 80)]
+    for load in loads:
+        highs = [load.intervals[name][1] for name in ("p50_ms", "p90_ms", "p95_ms", "p99_ms")]
         assert highs == sorted(highs)
-    highest = found.highest_rate(100)
-    assert found.at(0.9 * highest.rate_per_s).p99_ms <= 100 <= found.at(1.2 * highest.rate_per_s).p99_ms
+    assert 10 < found.highest_rate((loads[0].p99_ms + loads[1].p99_ms) / 2).rate_per_s < 80
 
 
-@pytest.mark.parametrize("count", [1, 5, 12, 20, 40, 300])
+@pytest.mark.parametrize("count", [1, 12, 300])
 def test_requests_come_at_the_rate_asked_for_also_in_short_runs(count: int) -> None:
     arrivals = poisson_arrivals(count, 5.0, np.random.default_rng(SEED))
 
@@ -341,29 +285,6 @@ def test_requests_come_at_the_rate_asked_for_also_in_short_runs(count: int) -> N
     if count >= 12:  # gaps drawn one by one came at twice the rate, with this seed
         assert count / arrivals[-1] * 1e3 == pytest.approx(5.0, rel=0.25)
         assert np.std(np.diff(arrivals)) == pytest.approx(200.0, rel=0.5)  # as much as their mean: independent
-
-
-def test_a_busy_machine_is_told() -> None:
-    assert "busy" not in words_of(fake(lognormal(40)))
-
-    found = fake(lognormal(40), noise={"load_before": 6.0, "cpus": 2})
-
-    assert "The machine was already busy (load 6.0 on 2 CPUs)." in words_of(found)
-    real = perfnb.latency(lambda request: request, [1], budget_s=0.05)
-    assert real._measured.noise["cpus"] >= 1
-
-
-def test_threads_that_wait_for_each_other_between_requests_are_told() -> None:
-    """Two servers whose requests take 1 ms each, one after the other: 1,000 a second, and not 2,000."""
-    found = fake(np.full(40, 1.0), concurrency=2)
-    closed = back_to_back(np.full(40, 1.0)).assign(start_ms=np.arange(40) // 2 * 1.0)
-    at_once = fake(np.full(40, 1.0), concurrency=2, closed=closed)
-
-    for each, per_s in ((found, 1000), (at_once, 2000)):
-        assert each.costs.loc["closed", "requests_per_s"] == pytest.approx(per_s)
-        told = "1,000 requests/s were served, fewer than the 2,000 requests/s that these times allow" in words_of(each)
-        assert told == (per_s == 1000)
-    assert fake(np.full(19, 1.0), concurrency=2).costs.loc["closed", "requests_per_s"] == pytest.approx(2000)
 
 
 @pytest.mark.parametrize(

@@ -14,73 +14,69 @@ import pandas as pd
 import pytest
 
 import perfnb
-from perfnb.draw.document import Series, Strip, Table
+from perfnb.draw.document import Series, Strip
 from perfnb.inference import latency_view
 from perfnb.inference.latency import HighestRate, Latency, OpenRun
 from perfnb.inference.samples import TOKEN_COLUMNS
 from tests.fake_clock import FakeClock
-from tests.inference.latency_samples import back_to_back, fake, lognormal, with_everything, with_tokens
-from tests.inference.test_latency import words_of
+from tests.inference.latency_samples import back_to_back, fake, lognormal, with_everything, with_tokens, words_of
 from tests.samples import texts
 from tests.samples.inference import DOCUMENTS
 
 
+def parts_of(found: Latency) -> tuple[Any, ...]:
+    return found, found._measured, found._load, found._asked
+
+
 def verdict_of(found: Latency) -> tuple[str, str]:
-    verdict = found._document().verdict
+    verdict = latency_view._verdict(*parts_of(found))
     return verdict.state, verdict.sentence
 
 
 def section(found: Latency, kind: type, title: str) -> Any:
-    (section,) = (
-        each for each in found._document().sections if isinstance(each, kind) and each.title.startswith(title)
-    )
-    return section
+    sections = latency_view._sections(*parts_of(found))
+    return next(each for each in sections if isinstance(each, kind) and each.title.startswith(title))
+
+
+def notes_of(found: Latency) -> list[str]:
+    return list(latency_view._notes(*parts_of(found)[:3]))
+
+
+KEPT = HighestRate(70.0, 60.0, 80.0, 40.0, 0.99)
+CONFIRMED = dataclasses.replace(KEPT, confirmed_ms=38.0, confirmed_requests=700, confirmed_within=694)
+FEW = dataclasses.replace(KEPT, confirmed_requests=40, confirmed_within=40)
+BUSY = {"load_before": 6.0, "cpus": 2}
 
 
 @pytest.mark.parametrize(
-    ("asked", "state", "sentence"),
+    ("asked", "state", "end"),
     [
+        (CONFIRMED, "good", "confirmed by a run"),
         (
-            HighestRate(70.0, 60.0, 80.0, 40.0, 0.99, 38.0, None, 700, 694),
+            dataclasses.replace(KEPT, confirmed_requests=40, confirmed_within=40),
             "good",
-            "Up to 70.0 requests/s [60.0, 80.0] can be served with p99 within 40.0 ms, confirmed by a run",
+            "not refuted by a run with few requests",
         ),
-        (
-            HighestRate(70.0, 60.0, 80.0, 40.0, 0.99, None, None, 40, 40),
-            "good",
-            "Up to 70.0 requests/s [60.0, 80.0] can be served with p99 within 40.0 ms, not refuted by a run with few "
-            "requests",
-        ),
-        (
-            HighestRate(70.0, 60.0, 80.0, 40.0, 0.9),
-            "open",
-            "Up to 70.0 requests/s [60.0, 80.0] can be served with p90 within 40.0 ms, not confirmed by a run",
-        ),
-        (
-            HighestRate(0.0, 0.0, 0.0, 5.0, 0.99),
-            "bad",
-            "No rate can be served with p99 within 5.00 ms: even requests served alone",
-        ),
+        (KEPT, "open", "not confirmed by a run"),
+        (HighestRate(0.0, 0.0, 0.0, 5.0, 0.99), "bad", "even requests served alone take longer"),
         (HighestRate(None, 0.0, 40.0, 50.0, 0.99), "open", "The highest rate with p99 within 50.0 ms is unknown"),
     ],
 )
-def test_the_highest_rate_within_the_bound_comes_first(asked: HighestRate, state: str, sentence: str) -> None:
-    found = fake(lognormal(400), asked=asked)
-
-    assert verdict_of(found)[0] == state
-    assert verdict_of(found)[1].startswith(sentence)
+def test_the_highest_rate_within_the_bound_comes_first(asked: HighestRate, state: str, end: str) -> None:
+    found = verdict_of(fake(lognormal(400), asked=asked))
+    assert found[0] == state
+    assert found[1].endswith(end)
 
 
 def test_the_verdict_says_whether_the_rate_asked_for_saturates() -> None:
     samples = back_to_back(np.full(400, 10.0))
     within, beyond = OpenRun(20.0, samples, 0, 0.0), OpenRun(200.0, samples, 9, 0.0)
-    asked = HighestRate(70.0, 60.0, 80.0, 40.0, 0.99, 38.0, None, 700, 694)
 
     assert verdict_of(fake(lognormal(60))) == (
         "none",
         "A request takes 7.13 ms [6.81, 8.38] (median), and 129 requests/s are served back to back",
     )
-    few = fake(lognormal(60), open_run=dataclasses.replace(within, samples=samples.iloc[:9]))
+    few = fake(lognormal(60), open_run=dataclasses.replace(within, samples=samples[:9]))
     assert verdict_of(few) == ("good", "Not saturated at 20.0 requests/s: the median is 10.0 ms [10.0, 10.0]")
     assert verdict_of(fake(lognormal(60), open_run=within)) == (
         "good",
@@ -94,16 +90,15 @@ def test_the_verdict_says_whether_the_rate_asked_for_saturates() -> None:
         (within, "at 20.0 requests/s, the service is not"),
         (beyond, "at 200 requests/s, the service is"),
     ):
-        _, sentence = verdict_of(fake(lognormal(60), open_run=run, asked=asked))
+        _, sentence = verdict_of(fake(lognormal(60), open_run=run, asked=CONFIRMED))
         assert sentence.endswith(f"confirmed by a run; {words} saturated")
 
 
 def test_a_busy_machine_leaves_the_highest_rate_and_saturation_undecided() -> None:
     within = OpenRun(20.0, back_to_back(np.full(400, 10.0)), 0, 0.0)
-    asked = HighestRate(70.0, 60.0, 80.0, 40.0, 0.99, 38.0, None, 700, 694)
-    busy, own = {"load_before": 6.0, "cpus": 2}, {"load_before": 2.0, "cpus": 2}
+    busy, own = BUSY, {"load_before": 2.0, "cpus": 2}
 
-    for given in ({"open_run": within}, {"asked": asked}, {"open_run": within, "asked": asked}):
+    for given in ({"open_run": within}, {"asked": CONFIRMED}):
         state, sentence = verdict_of(fake(lognormal(60), **given))
         assert state == "good"
         assert verdict_of(fake(lognormal(60), noise=busy, **given)) == (
@@ -138,14 +133,15 @@ def test_dots_of_many_requests_are_drawn_from_the_fastest_to_the_slowest() -> No
 
 
 def test_the_batcher_to_use_and_what_is_overrun() -> None:
-    batches_ms = {size: np.full(100, 9.0 + size) for size in (2, 4)}
-    found = fake(np.full(400, 10.0), asked_rate=150.0, batches_ms=batches_ms)  # one by one 100 are served
+    found = fake(np.full(400, 10.0), asked_rate=150.0, batches_ms={4: np.full(100, 13.0)})  # one by one 100 are served
     best = found.batching.best(150.0)
 
-    table = section(found, Table, "Simulated p99 of dynamic batchers at 150 requests/s")
+    table = latency_view._settings(found.batching, 150.0)
+    advice = latency_view._verdict(*parts_of(found)).next
 
-    assert f"use a batcher with at most {best.most} requests and " in found._document().verdict.next
-    assert "instead of serving one by one, which is overrun (simulated)." in found._document().verdict.next
+    assert table.title.startswith("Simulated p99 of dynamic batchers at 150 requests/s; best: a batcher with at most 4")
+    assert f"use a batcher with at most {best.most} requests and " in advice
+    assert "instead of serving one by one, which is overrun (simulated)." in advice
     assert table.rows[0][:2] == (0.0, "overrun")
     assert best.p99_ms in next(row for row in table.rows if row[0] == best.delay_ms)
 
@@ -174,16 +170,13 @@ def test_waiting_is_a_share_of_the_latency() -> None:
 def test_too_few_requests_for_the_bound_leave_the_rate_unknown(clock: FakeClock) -> None:
     found = perfnb.latency(lambda _: clock.pass_exactly(10), [1], bound_ms=50, budget_s=1)
 
-    verdict = found._document().verdict
+    verdict = latency_view._verdict(*parts_of(found))
     assert (verdict.state, verdict.sentence) == ("open", "The highest rate with p99 within 50.0 ms is unknown")
     assert verdict.why == "There were too few requests to determine p99: raise budget_s."
 
 
 def batcher(most: int, delay_ms: float = 3.0, rate: float = 80.0, p99_ms: float = 12.0) -> Any:
     return SimpleNamespace(most=most, delay_ms=delay_ms, rate_per_s=rate, p99_ms=p99_ms)
-
-
-KEPT = HighestRate(70.0, 60.0, 80.0, 40.0, 0.99)
 
 
 @pytest.mark.parametrize(
@@ -219,16 +212,50 @@ def test_batchers_are_compared_at_the_rate_asked_for_or_at_most_of_what_is_serve
     assert latency_view._batched_at(SimpleNamespace(asked_rate=rate), load) == at  # type: ignore[arg-type]
 
 
-def test_what_a_budget_or_a_function_left_out_is_told() -> None:
-    words = words_of(fake(lognormal(60), batches_ms={}, tokens=pd.DataFrame(columns=list(TOKEN_COLUMNS))))
-    assert "There was no time to measure batches: raise budget_s." in words
-    assert "No tokens arrived." in words
-    assert not [one for one in ("no time to measure", "No tokens") if one in words_of(with_everything())]
-    found = fake(lognormal(60))
+def closed(count: int, **columns: Any) -> dict[str, pd.DataFrame]:
+    return {"closed": back_to_back(np.full(count, 10.0)).assign(**columns)}
+
+
+@pytest.mark.parametrize(
+    ("measured", "noted"),
+    [
+        ({}, []),
+        (closed(298), ["p99 needs at least 299 requests: pass a budget_s 1 times as long."]),
+        (closed(13), ["p99 needs at least 299 requests: pass a budget_s 23 times as long."]),
+        (closed(301, first=np.arange(301) < 2), ["The first calls of each size are excluded as warm-up (2)."]),
+        (closed(301, size=np.arange(301) // 2), ["No size was called more than twice, so these times may include"]),
+        (closed(301, size=np.arange(301) // 3), []),
+        ({"batches_ms": {}}, ["There was no time to measure batches: raise budget_s."]),
+        ({"batches_ms": {2: [1.0]}}, []),
+        ({"short_batch": 4}, ["No part of the input that batch= makes from 4 requests has the length 4."]),
+        ({"tokens": pd.DataFrame(columns=list(TOKEN_COLUMNS))}, ["No tokens arrived."]),
+        ({"price_per_hour": 1.0, "joules": {"closed": "no GPU"}}, ["Energy n/a: no GPU."]),
+        ({"price_per_hour": 1.0, "joules": {"closed": 0.1}}, []),
+        ({"joules": {"closed": "no GPU"}}, []),
+        ({"noise": BUSY}, ["The machine was already busy (load 6.0 on 2 CPUs)."]),
+    ],
+)
+def test_what_a_run_left_out_is_noted(measured: dict[str, Any], noted: list[str]) -> None:
+    notes = notes_of(fake(np.full(299, 10.0), **measured))
+    assert [note.startswith(words) for note, words in zip(notes, noted, strict=True)] == [True] * len(noted)
+
+
+def test_what_was_not_measured_cannot_be_read() -> None:
     with pytest.raises(ValueError, match=r"Batches were not measured: pass batch="):
-        found.batching  # noqa: B018
+        fake(lognormal(60)).batching  # noqa: B018
     with pytest.raises(ValueError, match=r"Goodput is only measured in a run at a given rate"):
-        found.goodput_per_s(ttft_ms=1.0)
+        fake(lognormal(60)).goodput_per_s(ttft_ms=1.0)
+
+
+def test_two_servers_may_wait_for_each_other_between_requests() -> None:
+    """Their requests take 1 ms each, one after the other: 1,000 a second, and not 2,000."""
+    waiting = fake(np.full(400, 1.0), concurrency=2)
+    at_once = fake(np.full(400, 1.0), concurrency=2, **closed(400, service_ms=1.0, start_ms=np.arange(400) // 2 * 1.0))
+
+    words = "1,000 requests/s were served, fewer than the 2,000 requests/s that these times allow"
+    assert [note.startswith(words) for note in notes_of(waiting)] == [True]
+    assert notes_of(at_once) == []
+    assert at_once.costs.loc["closed", "requests_per_s"] == pytest.approx(2000)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from perfnb.inference.load_model import (
     LoadModel,
     bounded_words,
     exceeds,
+    highest_evidence,
+    highest_sentence,
     load_model_of,
     seen_in,
 )
@@ -54,47 +56,42 @@ def test_what_a_run_shows_of_its_rate() -> None:
     assert (many.confirmed_ms, many.confirmed_interval_ms) == (pytest.approx(9.5), (7.0, 12.0))
 
 
-BOUND: dict[str, Any] = {"bound_ms": 50.0, "quantile": 0.99}
+def rate(per_s: float | None, **facts: Any) -> HighestRate:
+    return HighestRate(per_s, 9.0, 11.0, 50.0, 0.99, **facts)
+
+
+FEW = "In a run at this rate, 1,100 of 1,200 requests were within the bound, but this was too few to determine p99."
 
 
 @pytest.mark.parametrize(
-    ("highest", "words"),
+    ("highest", "sentence", "evidence"),
     [
+        (rate(None), " is unknown", "There were too few requests to determine p99: raise budget_s."),
+        (rate(None, refuted_per_s=(20.0,)), " is unknown", "p99 exceeded the bound in a run at 20.0 requests/s."),
+        (rate(0.0), ": even requests served alone take longer", ""),
+        (rate(10.0), ", not confirmed by a run", ""),
         (
-            HighestRate(None, 0.0, 0.0, **BOUND),
-            "The highest rate with p99 within 50.0 ms is unknown. There were too few requests to determine p99: "
-            "raise budget_s",
+            rate(10.0, confirmed_ms=40.0, confirmed_requests=400, confirmed_within=399),
+            ", confirmed by a run",
+            "In a run at this rate, p99 was 40.0 ms.",
         ),
         (
-            HighestRate(None, 0.0, 0.0, **BOUND, refuted_per_s=(20.0,)),
-            "The highest rate with p99 within 50.0 ms is unknown. p99 exceeded the bound in a run at 20.0 requests/s",
-        ),
-        (
-            HighestRate(0.0, 0.0, 0.0, **BOUND),
-            "No rate can be served with p99 within 50.0 ms: even requests served alone take longer",
-        ),
-        (
-            HighestRate(10.0, 9.0, 11.0, **BOUND),
-            "Up to 10.0 requests/s [9.0, 11.0] can be served with p99 within 50.0 ms, not confirmed by a run",
-        ),
-        (
-            HighestRate(10.0, 9.0, 11.0, **BOUND, confirmed_ms=40.0, confirmed_requests=400, confirmed_within=399),
-            "Up to 10.0 requests/s [9.0, 11.0] can be served with p99 within 50.0 ms, confirmed by a run. In a run at "
-            "this rate, p99 was 40.0 ms",
-        ),
-        (
-            HighestRate(
-                10.0, 9.0, 11.0, **BOUND, confirmed_requests=1200, confirmed_within=1100, refuted_per_s=(20.0, 15.0)
-            ),
-            "Up to 10.0 requests/s [9.0, 11.0] can be served with p99 within 50.0 ms, not refuted by a run with few "
-            "requests. In a run at this rate, 1,100 of 1,200 requests were within the bound, but this was too few to "
-            "determine p99. "
-            "p99 exceeded the bound in runs at 20.0 requests/s and 15.0 requests/s",
+            rate(10.0, confirmed_requests=1200, confirmed_within=1100, refuted_per_s=(20.0, 15.0)),
+            ", not refuted by a run with few requests",
+            f"{FEW} p99 exceeded the bound in runs at 20.0 requests/s and 15.0 requests/s.",
         ),
     ],
 )
-def test_the_highest_rate_in_words(highest: HighestRate, words: str) -> None:
-    assert repr(highest) == f"<perfnb.HighestRate: {words}>"
+def test_the_highest_rate_in_words(highest: HighestRate, sentence: str, evidence: str) -> None:
+    words = {
+        None: "The highest rate",
+        0.0: "No rate can be served",
+        10.0: "Up to 10.0 requests/s [9.0, 11.0] can be served",
+    }
+    assert highest_sentence(highest) == f"{words[highest.rate_per_s]} with p99 within 50.0 ms{sentence}"
+    assert highest_evidence(highest) == evidence
+    whole = f"{highest_sentence(highest)}. {evidence}".strip().removesuffix(".")
+    assert repr(highest) == f"<perfnb.HighestRate: {whole}>"
 
 
 @pytest.mark.parametrize(

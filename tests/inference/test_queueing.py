@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 
 from perfnb.inference import queueing
-from perfnb.inference.batching import simulate_batches
-from perfnb.inference.queueing import RUNS, Pauses, poisson_arrivals, served_in_turn, simulate
-
-REQUESTS = 10**6
+from perfnb.inference.queueing import Pauses, poisson_arrivals, served_in_turn, simulate
 
 
 def waits(arrivals_ms: np.ndarray, service_ms: np.ndarray) -> np.ndarray:
@@ -52,8 +49,7 @@ def _p99_in_steady_state(times: np.ndarray, busy: float) -> float:
     return float(edges[np.searchsorted(np.cumsum(density), 0.99)])
 
 
-@pytest.mark.parametrize("busy", [0.5, 0.95])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "busy"), [("constant", 0.95), ("bimodal", 0.5), ("rarely slow", 0.95)])
 def test_p99_and_the_mean_wait_are_those_of_the_steady_state(kind: str, busy: float) -> None:
     times = measured(kind)
 
@@ -63,17 +59,19 @@ def test_p99_and_the_mean_wait_are_those_of_the_steady_state(kind: str, busy: fl
     assert wait == pytest.approx(busy * np.mean(times**2) / times.mean() / (2 * (1 - busy)), rel=0.06)
 
 
-@pytest.mark.parametrize("busy", [0.5, 0.9])
-@pytest.mark.parametrize("servers", [1, 2])
-def test_p99_of_exponential_times_is_that_of_erlang(servers: int, busy: float) -> None:
+@pytest.mark.parametrize(("servers", "busy"), [(1, 0.5), (2, 0.9)])
+def test_waits_and_rates_of_exponential_times_are_those_of_erlang(servers: int, busy: float) -> None:
     times = -np.log(1 - (np.arange(2_000) + 0.5) / 2_000)
-    loads = simulate(np.random.default_rng(5).permutation(times), servers)
+    loads = simulate(np.random.default_rng(5).permutation(times), servers, runs=100)
 
     p99, wait = estimate(loads, busy, 0.99)
 
+    assert wait == pytest.approx(busy**servers / (1 - busy**servers), rel=0.06)
     if servers == 1:
         assert p99 == pytest.approx(math.log(100) / (1 - busy), rel=0.06)
-    assert wait == pytest.approx(busy**servers / (1 - busy**servers), rel=0.06)
+        rate, low, high = loads.highest_rate(math.log(100) / 0.2, 0.99)
+        assert rate == pytest.approx(800, rel=0.03)
+        assert low <= 800 <= high
 
 
 def test_the_time_between_requests_takes_room_and_is_in_no_latency() -> None:
@@ -89,11 +87,11 @@ def test_the_time_between_requests_takes_room_and_is_in_no_latency() -> None:
 
 
 def test_p99_of_service_times_that_come_together_is_that_of_one_long_run() -> None:
-    rng = np.random.default_rng(13)
+    rng, requests = np.random.default_rng(13), 400_000
     slow = np.repeat(rng.random(400) < 0.3, 10)  # ten slow ones after each other
     times = np.where(slow, 3.0, 1.0)
-    arrivals = poisson_arrivals(REQUESTS, 0.9 * 1e3 / float(times.mean()), rng)
-    starts = rng.integers(0, len(times), (REQUESTS // 16, 1))
+    arrivals = poisson_arrivals(requests, 0.9 * 1e3 / float(times.mean()), rng)
+    starts = rng.integers(0, len(times), (requests // 16, 1))
     again = times[(starts + np.arange(16)) % len(times)].ravel()
 
     p99, _ = estimate(simulate(times), 0.9, 0.99)
@@ -102,37 +100,11 @@ def test_p99_of_service_times_that_come_together_is_that_of_one_long_run() -> No
     assert estimate(simulate(rng.permutation(times)), 0.9, 0.99)[0] < 0.7 * p99
 
 
-def test_requests_wait_as_in_the_recursion_of_lindley() -> None:
-    rng = np.random.default_rng(6)
-    service = np.where(rng.random(2_000) < 0.9, 1.0, 6.0)
-    arrivals = poisson_arrivals(len(service), 500, rng)
-
-    assert np.allclose(served_in_turn(arrivals, service)[0], waits(arrivals, service))
-
-
-@pytest.mark.slow
-def test_p99_and_the_highest_rate_are_those_of_a_queue_with_exponential_times() -> None:
-    loads = simulate(np.random.default_rng(8).exponential(1.0, 20_000))
-
-    p99 = loads.summed_up(loads.at(500, [0.99])[:, 0])
-    rate = loads.highest_rate(math.log(100) / 0.2, 0.99)  # p99 = ln 100 / (1 - busy), in mean service times
-
-    assert p99[1] <= math.log(100) / 0.5 <= p99[2]
-    assert p99[0] == pytest.approx(math.log(100) / 0.5, rel=0.06)
-    assert rate[1] <= 800 <= rate[2]
-    assert rate[0] == pytest.approx(800, rel=0.03)
-
-
-def test_a_bound_below_every_service_time_allows_no_rate() -> None:
-    loads = simulate(np.full(500, 5.0), runs=20)
+def test_a_bound_below_every_service_time_allows_no_rate_and_a_queue_may_have_no_end() -> None:
+    loads = simulate(np.full(500, 5.0), runs=8)
 
     assert loads.highest_rate(4.0, 0.99)[0] == 0
     assert loads.highest_rate(1e6, 0.99)[0] == pytest.approx(0.985 * 200)
-
-
-def test_requests_that_come_faster_than_they_are_served_wait_without_end() -> None:
-    loads = simulate(np.full(500, 5.0), runs=20)
-
     assert loads.summed_up(loads.at(201, [0.5])[:, 0]) == (math.inf, math.inf, math.inf)
 
 
@@ -144,20 +116,9 @@ def test_a_higher_rate_never_means_a_shorter_wait() -> None:
     assert (np.diff(np.nan_to_num(found, posinf=1e12), axis=0) >= -1e-9).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "runs", "windows"),
-    [
-        ("lognormal", 40, 50),
-        pytest.param("lognormal", RUNS, queueing.WINDOWS, marks=pytest.mark.simulation),
-        pytest.param("bimodal", RUNS, queueing.WINDOWS, marks=pytest.mark.simulation),
-    ],
-)
-def test_intervals_of_a_load_curve_hold_the_truth(
-    kind: str, runs: int, windows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With fewer windows, which makes intervals wider by little, in `make test`."""
-    monkeypatch.setattr(queueing, "WINDOWS", windows)
+@pytest.mark.simulation
+@pytest.mark.parametrize("kind", ["lognormal", "bimodal"])
+def test_intervals_of_a_load_curve_hold_the_truth(kind: str) -> None:
     rng = np.random.default_rng(10)
 
     def draw(count: int) -> np.ndarray:
@@ -165,44 +126,18 @@ def test_intervals_of_a_load_curve_hold_the_truth(
             return rng.lognormal(0.0, 0.5, count)
         return np.where(rng.random(count) < 0.95, 1.0, 5.0) * rng.lognormal(0.0, 0.1, count)
 
-    everything = draw(REQUESTS if runs < RUNS else 4 * REQUESTS)
+    everything = draw(4_000_000)
     held = 0
     for busy, quantile in ((0.5, 0.5), (0.7, 0.99), (0.8, 0.95), (0.9, 0.99)):
         rate = busy * 1e3 / float(everything.mean())
         latency = waits(poisson_arrivals(len(everything), rate, rng), everything) + everything
         truth = float(np.quantile(latency, quantile))
         for number in range(50):
-            loads = simulate(draw(500), seed=number, runs=runs)
+            loads = simulate(draw(500), seed=number)
             _, low, high = loads.summed_up(loads.at(rate, [quantile])[:, 0])
             held += low <= truth <= high
 
     assert held >= 182
-
-
-def test_without_delay_and_with_batches_of_one_a_batcher_is_a_queue() -> None:
-    rng = np.random.default_rng(11)
-    arrivals = poisson_arrivals(5_000, 800, rng)
-    for servers in (1, 2):
-        latency, *_ = simulate_batches(arrivals, lambda size: 1.0, most=1, delay_ms=0.0, servers=servers)
-
-        assert np.allclose(latency, served_in_turn(arrivals, np.ones(len(arrivals)), servers)[0] + 1.0)
-
-
-@pytest.mark.parametrize("rate", [0.3, 0.8])
-def test_the_mean_wait_after_exceptional_first_services_is_that_of_welch(rate: float) -> None:
-    extra = 0.7
-    times = -np.log(1 - (np.arange(2_000) + 0.5) / 2_000)
-    loads = simulate(np.random.default_rng(10).permutation(times), extra_ms={1e-9: np.full(20, extra)})
-
-    waited, taken = loads.at(1e3 * rate, [])[0]
-
-    first, usual = 1 + extra, 1.0  # means of a service after a pause, and of others
-    second_first, second_usual = 2 + 2 * extra + extra**2, 2.0  # moments
-    waits_usually = rate * second_usual / (2 * (1 - rate * usual))
-    expected = waits_usually + rate * (second_first - second_usual) / (2 * (1 - rate * usual + rate * first))
-    assert waited == pytest.approx(expected, rel=0.06)
-    idle = (1 - rate * usual) / (1 - rate * usual + rate * first)  # share of requests that find the server idle
-    assert taken - usual == pytest.approx(idle * extra, rel=0.06)
 
 
 @pytest.mark.parametrize("servers", [1, 2])
@@ -225,8 +160,8 @@ def test_what_pauses_add_is_that_of_a_simulation_one_by_one(servers: int) -> Non
 
 
 def test_a_rate_that_is_too_low_for_a_bound_does_not_hide_the_highest() -> None:
-    alone = simulate(np.full(500, 1.0), runs=20)
-    paused = simulate(np.full(500, 1.0), extra_ms={0.5: np.zeros(20), 50.0: np.full(20, 9.0)}, runs=20)
+    alone = simulate(np.full(500, 1.0), runs=12)
+    paused = simulate(np.full(500, 1.0), extra_ms={0.5: np.zeros(20), 50.0: np.full(20, 9.0)}, runs=12)
 
     rate, low, high = paused.highest_rate(5.0, 0.99)
 

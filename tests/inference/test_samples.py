@@ -8,16 +8,7 @@ import pandas as pd
 import pytest
 
 from perfnb.inference.request_runner import Served, first_calls
-from perfnb.inference.samples import (
-    Cache,
-    OpenRun,
-    by_request,
-    gaps_ms,
-    goodput,
-    open_run_of,
-    samples_of,
-    tokens_of,
-)
+from perfnb.inference.samples import Cache, OpenRun, by_request, gaps_ms, goodput, open_run_of, samples_of, tokens_of
 
 MS = 1_000_000
 

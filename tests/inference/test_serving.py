@@ -8,37 +8,19 @@ import threading
 import time
 from collections import UserDict
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
 
 from perfnb.inference.latency import latency
 from perfnb.inference.request_runner import RequestQueue, Served
-from perfnb.inference.serving import Requests, may_hold, served_by, size_of, tokens_served_by
+from perfnb.inference.serving import Requests, may_hold, served_by, serves_in_training, size_of, tokens_served_by
 from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-def test_a_freeze_is_seen_by_all_who_had_to_wait_for_it(clock: FakeClock) -> None:
-    """A closed loop omits the requests that would have come meanwhile: its control reports nothing."""
-    calls = []
-
-    def freezes_once(request: int) -> None:
-        calls.append(request)
-        clock.pass_exactly(2_000 if len(calls) == 100 else 10)
-
-    def run(arrivals_ms: list[float] | None) -> np.ndarray:
-        calls.clear()
-        requests = Requests([0])
-        served = RequestQueue(requests, requests.draws(0), 400, 1e9, arrivals_ms).serve(freezes_once)
-        return np.array([(one.end_ns - one.arrival_ns) / 1e6 for one in served])
-
-    assert np.quantile(run([50.0 * number for number in range(400)]), 0.99) > 1_000
-    assert np.quantile(run(None), 0.99) < 100
 
 
 def test_latency_counts_from_the_schedule(clock: FakeClock) -> None:
@@ -164,6 +146,37 @@ def test_a_model_gets_a_mapping_of_its_parameters_by_name() -> None:
 
     assert served_by(Model())({"tokens": 1, "mask": 2}) == (1, 2)
     assert served_by(Model())({"other": 1}) == ({"other": 1}, None)
+
+
+class Pipeline:
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, request: torch.Tensor) -> torch.Tensor:
+        return self.model(request)
+
+    def answer(self, request: torch.Tensor) -> torch.Tensor:
+        return self(request)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_in_training_mode_is_noticed_wherever_the_function_has_it(training: bool) -> None:
+    model = torch.nn.Linear(2, 2).train(training)
+
+    def serve(request: torch.Tensor) -> torch.Tensor:
+        return model(request)
+
+    def default(request: torch.Tensor, model: torch.nn.Module = model) -> torch.Tensor:
+        return model(request)
+
+    def given(request: torch.Tensor, model: torch.nn.Module) -> torch.Tensor:
+        return model(request)
+
+    call = torch.nn.Module.__call__
+    wrapped = served_by(lambda x: serve(x))
+    for fn in (model, serve, wrapped, partial(call, model), partial(given, model=model), default):
+        assert serves_in_training(fn) == training
+    assert serves_in_training(Pipeline(model)) == serves_in_training(Pipeline(model).answer) == training
 
 
 async def answered_later(request: int) -> int:

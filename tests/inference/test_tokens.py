@@ -17,9 +17,8 @@ from perfnb.inference.generation import cache_of
 from perfnb.inference.samples import Cache, goodput
 from perfnb.inference.serving import TokenTimes
 from tests.fake_clock import FakeClock
-from tests.inference.latency_samples import fake
+from tests.inference.latency_samples import fake, words_of
 from tests.inference.models import small_gpt2
-from tests.inference.test_latency import words_of
 
 
 @pytest.fixture

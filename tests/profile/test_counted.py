@@ -171,6 +171,18 @@ def test_layers_have_the_peak_while_they_or_their_backward_pass_ran_and_what_the
     }
 
 
+def test_a_layer_has_the_peak_of_what_it_calls_of_another_model() -> None:
+    hand = ByHand().step(0, 1000)
+    owner, caller = hand.layer("owner"), hand.layer("caller")
+    shared = hand.layer("owner.shared", owner)
+    hand.layer("idle")
+    hand.call(caller, 0, 400).call(shared, 100, 200).op("aten::mm", 110, 190, 1).node("MmBackward0", 500, 600, 1)
+    hand.block(550, 560, 1, 700).block(150, 160, 2, 300)
+
+    peaks = rows_of(Analysis(hand.recording()).layers, ["peak_bytes"])
+    assert peaks == {"owner": [700], "owner.shared": [700], "caller": [700], "idle": [None]}
+
+
 def test_a_layer_has_the_time_of_kernels_that_it_shares_but_no_more_than_its_own() -> None:
     recording = of_one_step()
     layers = Analysis(recording).layers

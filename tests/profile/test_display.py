@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -65,18 +64,6 @@ def test_a_poor_terminal_gets_question_marks(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdout", Ascii(sys.stdout))
     shell.print_text("├─ head 3 µs")
     assert capsys.readouterr().out == "?? head 3 ?s\n"
-
-
-@pytest.mark.slow
-def test_the_views_load_neither_torch_nor_a_drawing_or_notebook_package():
-    rooms = {"profile": "report display", "draw": "progress tree escape palette assets"}
-    modules = [f"perfnb.{room}.{name}" for room, names in rooms.items() for name in names.split()]
-    code = (
-        f"import sys, importlib\nfor name in {modules!r}: importlib.import_module(name)\n"
-        "print([n for n in ('torch', 'matplotlib', 'IPython', 'ipywidgets', 'anywidget', 'tqdm') if n in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_the_widget_describes_itself_in_a_line():

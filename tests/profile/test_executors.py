@@ -72,8 +72,7 @@ def children() -> set[int]:
 
 
 @pytest.mark.parametrize(
-    "make",
-    [threads, *(pytest.param(make, marks=pytest.mark.deep) for make in (processes, dask, ipyparallel))],
+    "make", [threads, *(pytest.param(make, marks=pytest.mark.deep) for make in (processes, dask, ipyparallel))]
 )
 def test_an_executor_reads_ranks_as_one_process_does(
     make: Callable[[], Iterator[Executor]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -74,45 +73,8 @@ def test_a_trace_without_events_is_empty(tmp_path: Path) -> None:
     assert "no events" in str(profile)
 
 
-def test_limits_can_be_raised_and_lowered(tmp_path: Path) -> None:
-    path = training().write(tmp_path / "trace.json")
-
-    for limit in ({"max_events": 3}, {"max_bytes": 100}):
-        with pytest.raises(TraceError, match=next(iter(limit))) as caught:
-            perfnb.load(path, **limit)  # type: ignore[arg-type]
-        assert str(path) in str(caught.value)
-    assert perfnb.load(str(path), max_events=10_000, max_bytes=2**30)
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "words"),
-    [
-        ({"max_bytes": "1GB"}, TypeError, "max_bytes must be a whole number, not '1GB'"),
-        ({"max_events": True}, TypeError, "max_events must be a whole number, not True"),
-        ({"max_events": 2.5}, TypeError, "max_events must be a whole number, not 2.5"),
-        ({"max_bytes": -1}, ValueError, "max_bytes must be a number above 0, not -1"),
-        ({"max_events": 0}, ValueError, "max_events must be a number above 0, not 0"),
-        ({"executor": "nope"}, TypeError, "executor must be an executor from concurrent.futures, .* not 'nope'"),
-        ({"path": None}, TypeError, "path must be a path or a list of paths, not None"),
-        ({"path": 5}, TypeError, "path must be a path or a list of paths, not 5"),
-        ({"path": b"trace.json"}, TypeError, "path must be a path or a list of paths, not b'trace.json'"),
-        ({"path": ["a.json", None]}, TypeError, "path must be a list of paths, but it contains None"),
-    ],
-)
-def test_what_is_no_path_or_limit_is_said_in_a_sentence(
-    given: dict[str, Any], error: type[Exception], words: str, tmp_path: Path
-) -> None:
-    path = training(1).write(tmp_path / "trace.json")
-
-    with pytest.raises(error, match=f"^{words}\\.$"):
-        perfnb.load(**{"path": path, **given})
-
-
 def test_a_folder_without_a_trace_is_told_to_hold_none_and_one_of_a_trace_is_one_rank(tmp_path: Path) -> None:
-    with pytest.raises(
-        RecordingError,
-        match=r"contains neither a saved profile \(no profile\.json\) nor traces; ",
-    ):
+    with pytest.raises(RecordingError, match=r"contains neither a saved profile \(no profile\.json\) nor traces; "):
         perfnb.load(tmp_path)
     trace = training(1).write(tmp_path / "trace.json")
     for given in (tmp_path, [trace]):
@@ -136,12 +98,7 @@ def test_what_is_no_trace_is_one_error_that_names_the_file(tmp_path: Path) -> No
         perfnb.load(tmp_path / "nowhere.json")
 
 
-def test_events_that_end_before_they_begin_are_told_of(tmp_path: Path) -> None:
+def test_events_that_end_before_they_begin_take_no_time(tmp_path: Path) -> None:
     trace = Written().step(0, 0, 100).op("aten::mm", 10, 20).op("aten::add", 50, 45).op("aten::mul", 60, 52)
 
-    profile = perfnb.load(trace.write(tmp_path / "trace.json"))
-
-    assert "2 events end before they start. Their durations are counted as zero." in str(profile)
-    assert profile.ops.loc[["aten::add", "aten::mul"], "total_cpu_ms"].tolist() == [0, 0]
-    whole = Written().step(0, 0, 100).op("aten::mm", 10, 20).write(tmp_path / "whole.json")
-    assert "end before they start" not in str(perfnb.load(whole))
+    assert loaded(trace, tmp_path).ops["total_cpu_ms"].to_dict() == {"aten::mm": 0.01, "aten::add": 0, "aten::mul": 0}

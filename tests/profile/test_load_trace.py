@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,8 +26,7 @@ def in_us(column: pd.Series) -> dict[str, float | None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [1, 2, 4])
-@pytest.mark.parametrize("name", ["trace.json", "a.pt.trace.json", "trace.json.gz"])
+@pytest.mark.parametrize(("steps", "name"), [(1, "trace.json"), (4, "a.pt.trace.json"), (2, "trace.json.gz")])
 def test_the_phases_of_a_training_step(steps: int, name: str, tmp_path: Path) -> None:
     profile = loaded(training(steps), tmp_path, name)
 
@@ -98,7 +95,6 @@ def test_work_outside_the_steps_is_the_gpus_and_no_steps(tmp_path: Path) -> None
     assert row["total_ms"] == pytest.approx(1.43)
     assert row["busy_ms"] == pytest.approx(0.3 + 0.02 + 0.1 + 0.1 + 0.04 + 0.02)
     assert in_us(profile.kernels["total_ms"]) == {"gemm": 400, "gemm_t": 140, "relu": 20}
-    assert f"2 of {len(trace.events)} events do not belong to any step" in " ".join(str(profile).split())
 
 
 def test_a_range_on_a_device_lies_on_the_stream_of_the_work_beside_it(tmp_path: Path) -> None:
@@ -121,7 +117,7 @@ def test_the_text_of_a_trace(tmp_path: Path, golden: Callable[[str, str], None])
     golden("trace.txt", f"{loaded(training(), tmp_path)}\n")
 
 
-def test_a_trace_without_modules_has_ops_and_says_so(tmp_path: Path) -> None:
+def test_a_trace_without_modules_has_ops(tmp_path: Path) -> None:
     trace = training()
     trace.events = [event for event in trace.events if event["cat"] != "python_function"]
 
@@ -131,7 +127,6 @@ def test_a_trace_without_modules_has_ops_and_says_so(tmp_path: Path) -> None:
     assert profile.ops.loc["aten::mm", "calls"] == 2
     assert in_us(profile.ops["self_cpu_ms"])["aten::mm"] == 380
     assert in_us(profile.phases["ms"])["backward"] == 220
-    assert "The trace does not name any modules, so there are no layers" in " ".join(str(profile).split())
 
 
 def test_without_steps_the_whole_trace_is_one(tmp_path: Path) -> None:
@@ -148,7 +143,6 @@ def test_without_steps_the_whole_trace_is_one(tmp_path: Path) -> None:
     assert profile.layers.loc["Net_0", "forward_ms"] == 0.5
     assert len(profile.events) == len(trace.events)
     assert (profile.events["step"] == 0).all()
-    assert "The trace does not mark any steps" in str(profile)
 
 
 def test_steps_are_ordered_by_time_and_those_of_one_thread_count(tmp_path: Path) -> None:
@@ -166,7 +160,6 @@ def test_steps_are_ordered_by_time_and_those_of_one_thread_count(tmp_path: Path)
     assert profile.steps["step"].tolist() == [8, 9, 10, 11]
     assert profile.steps["wall_ms"].tolist() == [0.1] * 4
     assert profile.ops.loc["aten::mm", "self_cpu_ms"] == pytest.approx((18 + 19 + 20 + 21) / 4e3)
-    assert "not counted as steps: 2" in " ".join(str(profile).split())
 
 
 def test_what_ends_after_the_event_around_it_stays_inside(tmp_path: Path) -> None:
@@ -205,21 +198,6 @@ def test_threads_of_two_processes_may_have_one_number(tmp_path: Path) -> None:
     assert profile.layers.index.tolist() == ["Net_0", "Net_0 (2)"]
     assert in_us(profile.layers["forward_ms"]) == {"Net_0": 400, "Net_0 (2)": None}  # the step's process calls one
     assert set(profile.events["process"]) == {MAIN, 555}
-
-
-def test_a_live_profile_without_a_gpu_has_an_empty_gpu_time() -> None:
-    import torch
-
-    from tests.step.models import three_linears, training_step
-
-    profile = perfnb.profile_step(
-        training_step(three_linears(), torch.ones(4, 8)), warmup=1, steps=2, traced=1, memory=False, flops=False
-    )
-
-    assert profile.gpu_time.empty
-    assert {"rank", "device", "total_ms", "busy_ms", "idle_pct", "overlap_pct"} <= set(profile.gpu_time.columns)
-    assert profile.steps["step"].dropna().tolist() == [0]
-    assert profile.events["process"].notna().all()
 
 
 @pytest.mark.slow
@@ -266,16 +244,6 @@ def test_profiles_saved_before_there_were_traces_still_load(tmp_path: Path) -> N
     assert str(old) == str(profile)
 
 
-@pytest.mark.slow
-def test_loading_needs_no_torch(tmp_path: Path) -> None:
-    path = training().write(tmp_path / "trace.json")
-    code = "import sys, perfnb; p = perfnb.load(sys.argv[1]); print(len(p.layers), 'torch' in sys.modules)"
-
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
-
-    assert done.stdout.split() == ["6", "False"]
-
-
 def test_what_the_trace_says_of_itself_is_in_meta(tmp_path: Path) -> None:
     trace = training()
     trace.facts["baseTimeNanoseconds"] = 10**18
@@ -306,19 +274,3 @@ def test_a_gpu_is_named_where_only_one_kind_is_listed(listed: list[tuple[int, st
     trace.op("aten::mm", 5, 10).kernel("k", 6, 20, 30, device=9)
 
     assert loaded(trace, tmp_path).meta["environment"]["gpus"] == [name]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("end", "noted"), [(3000, True), (990, False)])
-def test_a_gpu_that_works_on_after_the_marked_step_is_told_with_the_time_that_findings_count(
-    end: int, noted: bool, tmp_path: Path
-) -> None:
-    trace = Written().step(1, 0, 1000).op("aten::mm", 10, 900).kernel("gemm", 20, 30, end)
-    p = perfnb.load(trace.write(tmp_path / "trace.json"))
-
-    said = "GPU work continues after it: findings use 3.00 ms, until the GPU is done"
-    page = tmp_path / "page.html"
-    p.to_html(page)
-    assert "traced step 1.00 ms" in str(p)
-    assert (said in " ".join(str(p).split())) == noted
-    assert (said in page.read_text()) == noted

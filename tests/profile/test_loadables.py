@@ -68,8 +68,8 @@ def test_a_new_format_is_one_reader_whose_caveats_are_notes(tmp_path: Path, monk
 
     profile = perfnb.load(path)
 
-    assert "It has no colours." in str(profile)
-    assert "It has no colours." in str(perfnb.load(profile.save(tmp_path / "saved")))
+    saved = perfnb.load(profile.save(tmp_path / "saved"))
+    assert [("It has no colours." in each._analysis.notes) for each in (profile, saved)] == [True, True]
     path.with_name("rank1.mine").write_bytes(path.read_bytes())
     path.rename(tmp_path / "saved" / "rank0.mine")
     assert perfnb.load(tmp_path).ranks == [1]
@@ -85,24 +85,28 @@ def test_a_new_kind_is_one_loadable(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 ROOMS = """
-import sys
+import importlib, sys
 import perfnb
 
-perfnb.load(sys.argv[1])
+p = perfnb.load(sys.argv[1])
 print(*sorted({name.split(".")[1] for name in sys.modules if name.startswith("perfnb.")}))
-print("scipy" in sys.modules, "torch" in sys.modules)
+print(len(p.layers), "scipy" in sys.modules, len(str(p)) > 0)
+for name in ("profile.display", "draw.progress", "draw.palette", "draw.assets"):
+    importlib.import_module(f"perfnb.{name}")
+print(*sys.modules)
 """
 
 
 @pytest.mark.slow
-def test_a_trace_is_loaded_without_the_rooms_of_other_results(tmp_path: Path) -> None:
+def test_a_trace_is_loaded_and_shown_without_large_packages_or_the_rooms_of_other_results(tmp_path: Path) -> None:
     path = training(1).write(tmp_path / "trace.json")
 
     done = subprocess.run([sys.executable, "-c", ROOMS, str(path)], capture_output=True, text=True, check=True)
 
-    rooms, others = done.stdout.splitlines()
-    assert not {"bench", "experiments", "loop", "ranks", "step", "system"} & set(rooms.split())
-    assert others == "False False"
+    rooms, facts, modules = (line.split() for line in done.stdout.splitlines())
+    assert not {"bench", "experiments", "loop", "ranks", "step", "system"} & set(rooms)
+    assert facts == ["6", "False", "True"]
+    assert not {"torch", "matplotlib", "IPython", "ipywidgets", "anywidget", "tqdm"} & set(modules)
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -130,8 +134,9 @@ def test_a_limit_is_a_whole_number_above_zero(name: str, tmp_path: Path) -> None
     for wrong in (0, -1):
         with pytest.raises(ValueError, match=f"^{name} must be a number above 0, not {wrong}"):
             perfnb.load(path, **{name: wrong})
-    with pytest.raises(TraceError):
+    with pytest.raises(TraceError, match=name) as caught:
         perfnb.load(path, **{name: 1})
+    assert str(path) in str(caught.value)
     perfnb.load(path, **{name: 10**6})
 
 

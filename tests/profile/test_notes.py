@@ -46,75 +46,45 @@ def test_nothing_is_noted_of_a_plain_profile() -> None:
 
 LOOP = {"loop": {"batches": 1}, "options": {"flops": False, "warmup": None, "budget_s": 30.0}}
 IN_LOOP = "This was profiled in a running loop, where each step runs once: other numbers of threads were not tried"
-NOT_COUNTED = "; FLOPs were not counted, because that would run compiled code uncompiled and change the training"
+UNCOUNTED = f"{IN_LOOP}; FLOPs were not counted, because that would run compiled code uncompiled"
+UNTRACED = ENVIRONMENT | {"untraced_accelerators": ["mps", "xpu"]}
 
 
 @pytest.mark.parametrize(
-    ("meta", "said"),
+    ("meta", "noted"),
     [
         (
             {"failure": "no memory", "failed_in": "lead_in"},
-            ["This profile is incomplete: memory ran out in the lead-in pass. Measurements up to that point are valid; "
-             "the rest is missing."],
+            ["This profile is incomplete: memory ran out in the lead-in"],
         ),
-        (
-            {"failure": "no memory", "failed_in": "timed"},
-            ["This profile is incomplete: memory ran out in the timed pass. Measurements up to that point are valid; "
-             "the rest is missing."],
-        ),
-        (
-            {"optimizer_steps": {"optimizer": "adam", "times": 1200}},
-            ["Your step called adam.step() 1,200 times: profile one iteration, not the whole loop. Every per-step "
-             "figure here refers to the whole loop."],
-        ),
-        ({"steady": None}, ["A warm-up of 0 steps is too short to determine whether the step time was steady."]),
+        ({"failure": "no memory", "failed_in": "timed"}, ["This profile is incomplete: memory ran out in the timed"]),
+        ({"optimizer_steps": {"optimizer": "adam", "times": 1200}}, ["Your step called adam.step() 1,200 times: "]),
+        ({"steady": None}, ["A warm-up of 0 steps is too short"]),
         ({"steady": None, "options": {"warmup": 3, "budget_s": 30.0}}, []),
-        (
-            {"steady": False},
-            ["The step time was not steady after 0 steps of warm-up and may have drifted during timing."],
-        ),
+        ({"steady": False}, ["The step time was not steady after 0 steps of warm-up"]),
         ({"batches": 1}, []),
-        (
-            {"batches": 2},
-            ["The step uses 2 batches from its loader: waits, samples and rates include all of them."],
-        ),
+        ({"batches": 2}, ["The step uses 2 batches from its loader: "]),
         (LOOP, [f"{IN_LOOP}."]),
-        (LOOP | {"options": LOOP["options"] | {"flops": True}}, [f"{IN_LOOP}{NOT_COUNTED}."]),
+        (LOOP | {"options": LOOP["options"] | {"flops": True}}, [UNCOUNTED]),
         (LOOP | {"ceilings": {"flops_per_s": {"float32": 1.0}}}, [f"{IN_LOOP}."]),
-        (
-            LOOP | {"ceilings": {"flops_per_s": {}}},
-            [f"{IN_LOOP}; the machine's peak rates were not measured (profile_step measures and saves them once)."],
-        ),
+        (LOOP | {"ceilings": {"flops_per_s": {}}}, [f"{IN_LOOP}; the machine's peak rates were not measured"]),
         (
             LOOP | {"loop": {"batches": 1200, "by_batch": True}},
-            ["Gradients were accumulated: a step is one optimizer step on 1,200 batches.",
-             "Each step is one batch, because there is no optimizer step to show where a step ends. If gradients are "
-             "accumulated, the work of one optimizer step is spread over several batches.",
-             f"{IN_LOOP}."],
+            ["Gradients were accumulated: a step is one optimizer step on 1,200", "Each step is one batch, ", IN_LOOP],
         ),
-        (
-            {"timed_cut_short": True},
-            ["The budget of 30 s ended the timed pass after 6 steps. Raise it with budget_s or --budget."],
-        ),
+        ({"timed_cut_short": True}, ["The budget of 30 s ended the timed pass after 6 steps. Raise it with budget_s"]),
         ({"traced_cut_short": True}, ["Because of the budget, only 1 step could be traced."]),
-        (
-            {"stacks": True},
-            ["Python calls were also recorded, which slows traced steps by far more than the correction accounts for."],
-        ),
-        (
-            {"environment": ENVIRONMENT | {"untraced_accelerators": ["mps", "xpu"]}},
-            ["torch's profiler cannot record work on mps and xpu. Step times include this work, because steps are "
-             "timed until their work has ended. Phases and layers only show the host's work, and kernels and "
-             "allocations on this device are n/a."],
-        ),
+        ({"stacks": True}, ["Python calls were also recorded, which slows traced steps"]),
+        ({"environment": UNTRACED}, ["torch's profiler cannot record work on mps and xpu."]),
         (
             {"environment": ENVIRONMENT | {"debugger_or_tracer": True}},
-            ["A Python debugger or coverage tool was active and slowed down every step."],
+            ["A Python debugger or coverage tool was active"],
         ),
     ],
-)  # fmt: skip
-def test_what_happened_in_the_passes_is_noted(meta: dict[str, Any], said: list[str]) -> None:
-    assert notes_of(by_hand().recording(**meta)) == said
+)
+def test_what_happened_in_the_passes_is_noted(meta: dict[str, Any], noted: list[str]) -> None:
+    notes = notes_of(by_hand().recording(**meta))
+    assert [note.startswith(words) for note, words in zip(notes, noted, strict=True)] == [True] * len(noted)
 
 
 def test_the_steps_of_a_pass_are_counted() -> None:

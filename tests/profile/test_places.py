@@ -29,23 +29,16 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
+TWO = {"num_workers": 2}
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "changed", "line"),
     [
-        (
-            "DataLoader",
-            "train",
-            {"num_workers": 2},
-            "train = DataLoader(data, batch_size=4, num_workers=2)  # train.py:3",
-        ),
-        (
-            "DataLoader",
-            "job.valid",
-            {"num_workers": 2},
-            "valid = DataLoader(held_out, num_workers=2)  # train.py:5",
-        ),
-        ("DataLoader", "another", {"num_workers": 2}, ""),
-        ("DataLoader", None, {"num_workers": 2}, ""),
+        ("DataLoader", "train", TWO, "train = DataLoader(data, batch_size=4, num_workers=2)  # train.py:3"),
+        ("DataLoader", "job.valid", TWO, "valid = DataLoader(held_out, num_workers=2)  # train.py:5"),
+        ("DataLoader", "another", TWO, ""),
+        ("DataLoader", None, TWO, ""),
         (
             *("AdamW", "optimizer", {"fused": True, "foreach": None}),
             "self.opt = torch.optim.AdamW(model.parameters(), lr=0.001, fused=True)  # train.py:6",

@@ -37,22 +37,11 @@ def profile_of(step: Any, batches: Any = None, **options: Any) -> perfnb.Profile
 def test_the_signature_is_the_contract() -> None:
     parameters = inspect.signature(perfnb.profile_step).parameters
 
-    assert {name: parameter.default for name, parameter in parameters.items() if name != "step"} == {
-        "batches": None,
-        "model": None,
-        "warmup": None,
-        "steps": None,
-        "traced": 3,
-        "budget_s": 30.0,
-        "memory": True,
-        "flops": True,
-        "stacks": "auto",
-        "watch": False,
-        "recompile": False,
-        "name": None,
-    }
-    by_keyword = [name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
-    assert by_keyword[0] == "model"
+    counts = {"warmup": None, "steps": None, "traced": 3, "budget_s": 30.0}
+    choices = {"memory": True, "flops": True, "stacks": "auto", "watch": False, "recompile": False}
+    defaults = {"batches": None, "model": None, **counts, **choices, "name": None}
+    assert {name: parameter.default for name, parameter in parameters.items() if name != "step"} == defaults
+    assert [name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY] == list(defaults)[1:]
 
 
 @pytest.mark.slow
@@ -72,18 +61,15 @@ def test_a_profile_tells_the_step_time_how_often_the_step_ran_and_on_what() -> N
     assert p.meta["environment"]["torch"] == torch.__version__
 
 
-@pytest.mark.slow
-def test_the_name_is_the_steps_unless_given() -> None:
-    def my_step() -> None:
-        torch.ones(1)
+def test_the_name_is_the_steps_unless_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "run_profile", lambda step, batches, **options: options["name"])
+
+    def my_step() -> None: ...
 
     class Step:
-        def __call__(self) -> None:
-            torch.ones(1)
+        def __call__(self) -> None: ...
 
-    assert profile_of(my_step, steps=1).meta["name"] == "my_step"
-    assert profile_of(Step(), steps=1).meta["name"] == "step"
-    assert profile_of(my_step, steps=1, name="mine").meta["name"] == "mine"
+    assert [profile_of(my_step), profile_of(Step()), profile_of(my_step, name="mine")] == ["my_step", "step", "mine"]
 
 
 @pytest.mark.slow
@@ -128,15 +114,13 @@ def test_what_the_step_does_is_the_same_under_observation() -> None:
 
 
 @pytest.mark.slow
-def test_stacks_add_python_calls_to_the_events_and_a_note() -> None:
+def test_stacks_add_python_calls_to_the_events() -> None:
     p = profile_of(training_step(three_linears(), torch.ones(4, 8)), stacks=True, steps=1)
 
     assert "python_function" in set(p.events["category"])
     assert p.layers["calls"].dropna().tolist() == [1, 1, 1, 1]
     total = p.phases.loc[["forward", "backward"], "ms"].sum()
     assert p.layers["self_ms"].sum() == pytest.approx(total, rel=1e-4)
-    assert "Python calls were also recorded" in str(p)
-    assert "python_function" not in set(profile_of(lambda: torch.ones(1), steps=1).events["category"])
 
 
 @pytest.mark.parametrize("step", [None, 3, "step"])
@@ -145,11 +129,6 @@ def test_a_step_that_cannot_be_called_is_a_type_error(step: Any) -> None:
         TypeError, match=r"^step must be a function that runs one step, not \w+: pass step, not step\(\)\.$"
     ):
         profile_of(step)
-
-
-def test_an_unknown_option_raises_as_python_does() -> None:
-    with pytest.raises(TypeError, match="step_count"):
-        perfnb.profile_step(lambda: None, step_count=3)  # type: ignore[call-arg]
 
 
 def test_a_model_that_is_none_is_refused_before_the_step_runs() -> None:
@@ -168,18 +147,6 @@ def test_the_traceback_of_the_users_error_hides_perfnbs_frames() -> None:
     assert shown[-1] == "step"
     inside = [entry for entry in caught.traceback if Path(entry.path).resolve().is_relative_to(PACKAGE)]
     assert [entry.name for entry in inside] == []
-
-
-@pytest.mark.slow
-def test_profiling_works_under_a_coverage_tool_or_debugger_and_says_so() -> None:
-    before = sys.gettrace()
-    sys.settrace(lambda *_: None)
-    try:
-        p = profile_of(training_step(three_linears(), torch.ones(4, 8)), steps=1)
-    finally:
-        sys.settrace(before)
-
-    assert "debugger or coverage tool was active" in str(p)
 
 
 @pytest.mark.slow
@@ -218,17 +185,6 @@ def test_a_step_of_nothing_has_one_traced_time_and_no_share_above_the_whole() ->
     shares = [float(share.replace(",", "")) for share in re.findall(r"([\d.,]+) %", str(p))]
     assert shares
     assert max(shares) <= 100
-
-
-def test_an_engine_of_deepspeed_is_refused_in_a_sentence_that_says_what_holds() -> None:
-    class DeepSpeedEngine(nn.Sequential):
-        pass
-
-    engine, plain, x = DeepSpeedEngine(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4)), torch.ones(2, 4)
-
-    short: dict[str, Any] = {"warmup": 1, "steps": 2, "traced": 1, "memory": False, "flops": False}
-    assert "DeepSpeed is not supported" in str(perfnb.profile_step(lambda: engine(x), **short))
-    assert "DeepSpeed" not in str(perfnb.profile_step(lambda: plain(x), **short))
 
 
 def test_an_error_of_a_model_without_data_has_a_note_and_others_have_none() -> None:

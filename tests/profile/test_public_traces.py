@@ -45,24 +45,6 @@ def test_events_of_every_category_are_all_there(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_times_of_the_gpu_are_what_is_known(name: str) -> None:
-    gpu = expected()[name].get("gpu")
-
-    table = profile_of(name).gpu_time
-
-    if gpu is None:
-        assert table.empty
-        return
-    (row,) = table.to_dict("records")
-    assert row["kernels"] == gpu["kernels"]
-    assert row["kernel_ms"] * 1e3 == pytest.approx(gpu["kernel_sum_us"], abs=1e-3)
-    # The facts were computed with float64, where a time since 1970 is known to a part of a microsecond.
-    for column in ("total", "busy", "computation", "communication"):
-        assert row[f"{column}_ms"] * 1e3 == pytest.approx(gpu[f"{column}_us"], abs=0.1)
-    assert row["idle_pct"] == pytest.approx(gpu["idle_pct"], abs=1e-3)
-
-
-@pytest.mark.slow
 def test_phases_add_up_to_the_steps_and_ops_are_counted(name: str) -> None:
     profile, facts = profile_of(name), expected()[name]
 
@@ -85,54 +67,20 @@ def test_phases_add_up_to_the_steps_and_ops_are_counted(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_it_prints_and_becomes_a_page(name: str, tmp_path: Path) -> None:
-    profile = profile_of(name)
-
-    text = str(profile)
-    page = profile.to_html(tmp_path / "page.html").read_text("utf-8")
-
-    file = Path(name).name
-    assert text.startswith(f"perfnb · profile · {file} · ")
-    assert f"read from {file}, which has no timed steps" in " ".join(text.split())
-    assert file in page
-    assert file in repr(profile)
-    assert set(profile._repr_mimebundle_()) == {"text/plain", "text/html"}
-
-
-@pytest.mark.slow
-def test_what_is_saved_comes_back(name: str, tmp_path: Path) -> None:
-    profile = profile_of(name)
+def test_it_prints_and_becomes_a_page_and_what_is_saved_comes_back(name: str, tmp_path: Path) -> None:
+    profile, file = profile_of(name), Path(name).name
 
     again = perfnb.load(profile.save(tmp_path / "saved"))
 
+    text = str(profile)
+    assert str(again) == text
+    assert again.meta == profile.meta
     for table in TABLES:
         pd.testing.assert_frame_equal(getattr(again, table), getattr(profile, table))
-    assert str(again) == str(profile)
-    assert again.meta == profile.meta
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "count"), [("h100_vit", 214), ("mi300_vit", 214), ("h100_bert_small", 84), ("mi300_owlv2_large", 466)]
-)
-def test_a_layer_takes_as_long_as_its_calls_did(model: str, count: int) -> None:
-    name = f"kineto/{model}.json.gz"
-
-    layers = profile_of(name).layers
-
-    calls: dict[str, list[float]] = {}
-    for event in events_of(name):
-        if event["name"].startswith("nn.Module: "):
-            calls.setdefault(event["name"].removeprefix("nn.Module: "), []).append(event["dur"])
-    assert len(calls) == count
-    layers = layers[layers["module"].notna()].assign(label=lambda rows: [path.split(".")[-1] for path in rows.index])
-    assert sorted(layers["label"]) == sorted(calls)
-    for row in layers.itertuples():
-        assert row.calls == len(calls[row.label])
-        assert row.forward_ms == pytest.approx(sum(calls[row.label]) / 1e3, abs=1e-6)
-        assert row.module == row.label.rpartition("_")[0]
-    assert (layers["backward_ms"] == 0).all()
-    assert layers["self_ms"].sum() == pytest.approx(layers["total_ms"][layers["depth"] == 0].sum())
+    assert text.startswith(f"perfnb · profile · {file} · ")
+    assert f"read from {file}, which has no timed steps" in " ".join(text.split())
+    assert file in profile.to_html(tmp_path / "page.html").read_text("utf-8")
+    assert file in repr(profile)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import perfnb
 from perfnb.profile import analysis, profiling
 from perfnb.step import environment
 from perfnb.step.budget import BRIEFLY_S, Plan
+from tests.recordings import ByHand
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -50,34 +51,42 @@ def test_a_brief_sampled_pass_knows_the_function_and_its_line(monkeypatch: pytes
     assert p.meta["stacks"] is False
 
 
-@pytest.mark.parametrize(
-    ("share", "options", "expected"),
-    [
-        (0.16, {}, True),
-        (0.14, {}, False),
-        (0.9, {"stacks": False}, False),
-        (0.0, {"stacks": True}, True),
-        (0.9, {"budget_s": 0.2}, False),
-    ],
-)
-def test_stacks_are_sampled_if_the_host_takes_over_15_percent_of_the_step_and_the_budget_has_time(
-    share: float, options: dict[str, Any], expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(analysis, "unnamed_share", lambda _: share)
+def test_stacks_are_sampled_if_the_host_takes_long_and_the_budget_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(analysis, "unnamed_share", lambda _: 0.16)
     monkeypatch.setattr("perfnb.step.budget.BRIEFLY_S", 0.5)
 
-    p = profile_of(sleeps=False, **options)
+    p = profile_of(sleeps=False)
 
-    assert (sampled(p) > 0) == expected
-    assert p.meta["stacks"] is (options.get("stacks") is True)
-    assert p.lines.empty or expected
+    assert sampled(p) > 0
+    assert p.meta["stacks"] is False
 
 
-def test_a_rank_of_a_job_is_not_sampled_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(analysis, "unnamed_share", lambda _: 0.9)
-    monkeypatch.setattr(environment, "place_in_job", lambda: {"rank": 0, "world_size": 2})
+class AskedError(Exception):
+    """Has the arguments of the capture."""
 
-    assert sampled(profile_of(sleeps=False)) == 0
+
+@pytest.mark.parametrize(
+    ("stacks", "ranks", "always", "decides"),
+    [(False, 1, False, False), (True, 1, True, False), ("auto", 1, False, True), ("auto", 2, False, False)],
+)
+def test_the_capture_decides_on_stacks_if_it_may(
+    stacks: Any, ranks: int, always: bool, decides: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*_: Any, **options: Any) -> None:
+        raise AskedError(options)
+
+    monkeypatch.setattr("perfnb.step.pass_order.capture_step", asked)
+    monkeypatch.setattr("perfnb.step.to_recording.recording_of", lambda *_: ByHand().step(0, 9).recording())
+    monkeypatch.setattr(environment, "place_in_job", lambda: {"rank": 0, "world_size": ranks} if ranks > 1 else None)
+    with pytest.raises(AskedError) as caught:
+        profile_of(stacks=stacks)
+
+    options = caught.value.args[0]
+    assert (options["stacks"], options["worth_sampling"] is not None) == (always, decides)
+    if decides:
+        for share, worth in ((0.15, False), (0.151, True)):
+            monkeypatch.setattr(analysis.Analysis, "host_share", share)
+            assert options["worth_sampling"](None) == worth
 
 
 def test_an_error_while_sampling_reaches_the_user(monkeypatch: pytest.MonkeyPatch) -> None:

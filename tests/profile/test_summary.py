@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -164,6 +165,7 @@ def test_a_failure_is_the_verdict_and_leads_to_the_memory_if_it_is_known() -> No
     assert figures(replace(failed, timing=StepTimes(()))) == {}
 
 
+@cache
 def on_gpu() -> Profile:
     """Return the profile of a step of 1 ms with one kernel of 0.25 ms, which begins 30 µs after its launch."""
     hand = ByHand()
@@ -233,7 +235,7 @@ def test_only_a_profile_that_was_measured_here_has_this_process_as_its_origin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perfnb.profile.profile.origin", lambda: {"host": "here"})
-    measured = on_gpu()
+    measured = Profile(on_gpu()._recording)
     assert measured._outcome().host == "here"
     saved = SavedProfile(measured.save(tmp_path / "a"))
     assert Profile(saved)._outcome().host == "here"

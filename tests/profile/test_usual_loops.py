@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,57 +78,6 @@ def test_gradient_accumulation() -> None:
     assert p.memory["optimizer_state"].max() == 2 * weights + 4 * len(list(model.parameters()))
 
 
-class Lit(nn.Module):
-    """A module in Lightning's style: it makes its own loss and optimizer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net, self.logged = Net(), {}
-        self.trainer = SimpleNamespace(global_step=0)
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        x, y = batch
-        loss = F.cross_entropy(self.net(x), y)
-        self.logged["train_loss"] = loss.detach()
-        return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), lr=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("style", ["automatic", "manual"])
-def test_a_module_in_lightnings_style(style: str) -> None:
-    lit = Lit()
-    optimizer = lit.configure_optimizers()
-
-    def automatic(batch: Any) -> None:
-        def closure() -> Tensor:
-            loss = lit.training_step(batch, 0)
-            optimizer.zero_grad()
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
-        lit.trainer.global_step += 1
-
-    def manual(batch: Any) -> None:
-        loss = lit.training_step(batch, 0)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        lit.trainer.global_step += 1
-
-    step = {"automatic": automatic, "manual": manual}[style]
-    p = profiled(step, batches())
-
-    assert trained(p, "lit.net", "lit.net.body.0", "lit.net.head")
-    assert p.phases.loc["loss", "ms"] > 0
-    assert p.meta["parts"]["optimizers"][0]["class"] == "Adam"
-    estimate = perfnb.estimate_memory(step=step, batch=batches(1)[0])
-    assert (estimate.model, estimate.optimizer) == ("Net", "Adam")
-
-
 @pytest.mark.deep
 def test_a_causal_language_model_of_transformers() -> None:
     transformers = pytest.importorskip("transformers")
@@ -156,42 +104,6 @@ def test_a_causal_language_model_of_transformers() -> None:
     assert p.meta["parts"]["optimizers"][0]["name"] == "optimizer"
     peak = (p.memory["total"] - p.memory["other"].fillna(0)).max()
     assert perfnb.estimate_memory(step=step, batch=loader[0]).peak_bytes == pytest.approx(peak, rel=0.02)
-
-
-@pytest.mark.deep
-def test_a_module_of_lightning() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        lightning = pytest.importorskip("lightning")
-
-    class LitNet(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = Net()
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            x, y = batch
-            return F.cross_entropy(self.net(x), y)
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.Adam(self.parameters(), lr=1e-3)
-
-    module = LitNet()
-    optimizer = module.configure_optimizers()
-
-    def step(batch: Any) -> None:
-        def closure() -> Tensor:
-            loss = module.training_step(batch, 0)
-            optimizer.zero_grad()
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
-
-    p = profiled(step, batches())
-
-    assert trained(p, "module.net", "module.net.body.0", "module.net.head")
-    assert p.phases.loc["loss", "ms"] > 0
 
 
 @pytest.mark.deep

@@ -41,14 +41,14 @@ def rounds(rng: np.random.Generator, names: list[str], count: int) -> dict[str, 
 def test_among_fifteen_comparisons_of_equal_steps_a_false_difference_is_rare() -> None:
     rng = np.random.default_rng(51)
     with_holm = without = 0
-    for _ in range(100):
+    for _ in range(50):
         found = compare_all(rounds(rng, list("abcdef"), 30), equal_within=0.001)
         with_holm += any(c.verdict in ("faster", "slower") for c in found.values())
         # 15 x the raw value bounds Holm's smallest: what a single comparison would have said.
         without += min(c.p_value for c in found.values()) / 15 < 0.05
 
-    assert with_holm <= 10
-    assert without >= 25
+    assert with_holm <= 5
+    assert without >= 13
 
 
 def test_the_one_that_differs_is_found_in_all_its_comparisons() -> None:
@@ -68,11 +68,11 @@ def test_the_one_that_differs_is_found_in_all_its_comparisons() -> None:
 def test_simultaneous_intervals_hold_all_ratios() -> None:
     rng = np.random.default_rng(53)
     held = 0
-    for _ in range(200):
+    for _ in range(100):
         found = compare_all(rounds(rng, list("abcd"), 25))
         held += all(c.ratio_ci is not None and c.ratio_ci[0] <= 1 <= c.ratio_ci[1] for c in found.values())
 
-    assert held >= 182
+    assert held >= 90
 
 
 def test_the_table_has_a_row_for_each_comparison() -> None:

@@ -45,21 +45,6 @@ def test_95_percent_intervals_hold_the_median_in_at_least_182_of_200(name: str, 
     assert len([found for found in intervals if found]) == runs
 
 
-def test_correlated_steps_fool_the_plain_interval_and_the_block_bootstrap() -> None:
-    rng = np.random.default_rng(12)
-    rows = SAMPLES["correlated"](rng, 200, 50)
-    block, draws = 4, 300
-
-    def bootstrap(row: np.ndarray) -> tuple[float, float]:
-        starts = rng.integers(0, len(row) - block + 1, (draws, -(-len(row) // block), 1))
-        drawn = row[(starts + np.arange(block)).reshape(draws, -1)[:, : len(row)]]
-        low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975])
-        return float(low), float(high)
-
-    assert covered([quantile_interval(row, 0.5) for row in rows], 1.0) < 0.85  # type: ignore[misc]
-    assert covered([bootstrap(row) for row in rows], 1.0) < 0.91
-
-
 @pytest.mark.parametrize(("steps", "low", "high"), [(20, 0.7, 0.86), (400, 0.91, 1.0)])
 def test_few_strongly_correlated_steps_have_an_interval_that_is_too_narrow(steps: int, low: float, high: float) -> None:
     """The limit that the documentation states."""
@@ -147,12 +132,8 @@ def test_the_interval_scales_with_the_unit_and_holds_the_median(samples: list[fl
     assert scaled is not None
     assert found.low <= np.median(samples) <= found.high
     assert scaled == (found.low * unit, found.high * unit, found.method)
-
-
-@given(times)
-def test_read_backwards_the_steps_give_the_same_interval(samples: list[float]) -> None:
+    assert quantile_interval(sorted(samples), 0.5) == quantile_interval(samples, 0.5)
     assert lag1(samples[::-1]) == pytest.approx(lag1(samples), abs=1e-9)
-    assert -1 <= lag1(samples) <= 1
     assert 0 < effective_size(samples) <= len(samples)
 
 
@@ -165,12 +146,10 @@ def test_equal_steps_share_their_rank(samples: list[int]) -> None:
     assert lag1(samples) == (pytest.approx(np.clip((raw * (n - 1) + 1) / (n - 4), -1, 1)) if ranks.any() else 0)
 
 
-@given(times, st.randoms())
-def test_the_plain_interval_knows_no_order(samples: list[float], random: object) -> None:
-    shuffled = list(samples)
-    random.shuffle(shuffled)  # type: ignore[attr-defined]
-
-    assert quantile_interval(shuffled, 0.5) == quantile_interval(samples, 0.5)
+def test_autocorrelation_is_corrected_for_its_bias_but_never_exceeds_1() -> None:
+    assert lag1([1.0, 2.0] * 8) == -1.0
+    assert lag1([1.0, 1.0, 2.0, 2.0] * 2) == pytest.approx((1 / 8 * 7 + 1) / 4)
+    assert [lag1([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]), lag1([3.0] * 9)] == [0.0, 0.0]
 
 
 def test_equal_steps_have_an_interval_without_width() -> None:

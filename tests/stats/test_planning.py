@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfnb.stats.comparisons import compare_pairs
@@ -34,28 +34,11 @@ def test_pairs_needed_are_those_of_the_paired_t_test(dz: float, pairs: int) -> N
     assert pairs < 90 or found == pytest.approx(1.03 * pairs, rel=0.01)
 
 
-@pytest.mark.parametrize(("deviation", "effect"), [(0.02, 0.02), (0.03, 0.02), (0.02, 0.05)])
-def test_so_many_pairs_find_the_effect_and_the_lack_of_one(deviation: float, effect: float) -> None:
-    from scipy.special import stdtrit
-
-    pairs = pairs_needed(deviation, effect)
-    rng = np.random.default_rng(31)
-    noise = rng.normal(0, deviation, (4000, pairs))
-    error = noise.std(axis=1, ddof=1) / math.sqrt(pairs)
-
-    finds = np.mean(np.abs(noise.mean(axis=1) + effect) > stdtrit(pairs - 1, 0.975) * error)
-    equals = np.mean(np.abs(noise.mean(axis=1)) + stdtrit(pairs - 1, 0.95) * error < effect)
-
-    assert finds >= 0.89
-    assert equals >= 0.88
-    assert pairs == 6 or min(finds, equals) <= 0.94
-
-
 def test_a_plan_from_ten_pairs_is_enough_in_most_cases() -> None:
     rng = np.random.default_rng(32)
     needed = pairs_needed(0.02, math.log1p(0.02))
 
-    planned = [plan_pairs(pilot).needed for pilot in rng.normal(0, 0.02, (300, 10))]
+    planned = [plan_pairs(pilot).needed for pilot in rng.normal(0, 0.02, (150, 10))]
 
     assert 0.7 <= np.mean(np.array(planned) >= needed) <= 0.92
     assert np.median(planned) <= 3 * needed
@@ -141,6 +124,7 @@ def test_the_smallest_detectable_effect_is_found_in_nine_of_ten_experiments() ->
     effect = smallest_detectable(0.02, 20)
     rows = np.random.default_rng(38).normal(math.log1p(effect), 0.02, (3000, 20))
 
+    assert smallest_detectable(5.0, 2, confidence=1 - 0.05 / 45) == smallest_detectable(0.0, 1) == math.inf
     assert np.mean(ttest_1samp(rows, 0, axis=1).pvalue < 0.05) == pytest.approx(0.9, abs=0.02)
     for pairs, of_tables in ((20, 2.0930 + 1.3277), (2, 12.7062 + 3.0777)):  # 19 degrees of freedom, and 1
         by_hand = math.expm1(of_tables * 0.02 / math.sqrt(pairs))
@@ -177,7 +161,7 @@ def test_more_samples_are_needed_as_the_interval_shrinks_with_the_root_of_their_
     assert (still_needed([]), still_needed([5.0, 1.0, 9.0])) == (1, 3)
 
 
-@pytest.mark.slow
+@settings(max_examples=20)
 @given(st.floats(0.001, 0.5), st.integers(2, 500))
 def test_more_pairs_and_less_noise_see_smaller_effects(deviation: float, pairs: int) -> None:
     assert smallest_detectable(deviation, pairs + 1) < smallest_detectable(deviation, pairs)
@@ -185,6 +169,7 @@ def test_more_pairs_and_less_noise_see_smaller_effects(deviation: float, pairs: 
     assert pairs_needed(deviation, 0.02) >= pairs_needed(deviation / 2, 0.02) >= 6
 
 
+@settings(max_examples=20)
 @given(st.lists(st.floats(-0.5, 0.5), min_size=2, max_size=20), st.floats(0.001, 0.5))
 def test_the_sign_of_the_pilot_does_not_matter(pilot: list[float], band: float) -> None:
     plan = plan_pairs(pilot, equal_within=band)

@@ -65,13 +65,13 @@ def test_a_law_that_holds_is_not_flagged(sizes: tuple[int, ...], known: bool, ti
 @pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False])
 def test_a_planted_break_is_flagged_where_it_is(known: bool) -> None:
-    jump = laws(lambda n: 1e-5 * n**2 * np.where(n > 256, 1.4, 1.0), NINE, 50, known)
-    bend = laws(lambda n: 1e-5 * n * np.where(n > 256, (n / 256) ** -0.8, 1.0), NINE, 50, known)
+    jump = laws(lambda n: 1e-5 * n**2 * np.where(n > 256, 1.4, 1.0), NINE, 25, known)
+    bend = laws(lambda n: 1e-5 * n * np.where(n > 256, (n / 256) ** -0.8, 1.0), NINE, 25, known)
 
-    assert sum(law.broken is not None for law in jump) >= 48
-    assert sum(law.broken is not None for law in bend) >= 48
+    assert sum(law.broken is not None for law in jump) >= 24
+    assert sum(law.broken is not None for law in bend) >= 24
     places = [(round(law.broken.below), round(law.broken.above)) for law in jump if law.broken]
-    assert places.count((256, 320)) >= 45
+    assert places.count((256, 320)) >= 22
     assert np.median([law.broken.jump for law in jump if law.broken]) == pytest.approx(0.4, abs=0.05)
     assert np.median([law.broken.exponent_above for law in bend if law.broken]) == pytest.approx(0.2, abs=0.1)
 
@@ -79,8 +79,8 @@ def test_a_planted_break_is_flagged_where_it_is(known: bool) -> None:
 def test_with_known_noise_five_sizes_are_enough_to_see_a_break() -> None:
     jump: Cost = lambda n: 1e-5 * n**2 * np.where(n > 256, 1.4, 1.0)  # noqa: E731
 
-    assert sum(law.broken is not None for law in laws(jump, SIX[:5], 50)) >= 48
-    assert sum(law.broken is not None for law in laws(jump, SIX[:5], 50, known=False)) < 25
+    assert sum(law.broken is not None for law in laws(jump, SIX[:5], 25)) >= 24
+    assert sum(law.broken is not None for law in laws(jump, SIX[:5], 25, known=False)) < 13
 
 
 def test_the_warning_says_where_and_how_much() -> None:
@@ -105,14 +105,14 @@ def test_a_deviation_that_does_not_matter_is_no_break() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False])
 def test_a_constant_overhead_is_found_and_one_that_is_not_there_is_not(known: bool) -> None:
-    there = laws(lambda n: 0.3 + 1e-5 * n**2, SIX, 100, known)
-    absent = laws(power(2.0), SIX, 200, known)
+    there = laws(lambda n: 0.3 + 1e-5 * n**2, SIX, 50, known)
+    absent = laws(power(2.0), SIX, 100, known)
 
-    assert sum(law.overhead > 0 for law in there) >= 95
+    assert sum(law.overhead > 0 for law in there) >= 47
     assert np.median([law.overhead for law in there]) == pytest.approx(0.3, rel=0.05)
     assert np.median([law.exponent for law in there]) == pytest.approx(2.0, abs=0.02)
-    assert sum(law.exponent_ci[0] <= 2 <= law.exponent_ci[1] for law in there if law.exponent_ci) >= 89
-    assert sum(law.overhead > 0 for law in absent) <= 4
+    assert sum(law.exponent_ci[0] <= 2 <= law.exponent_ci[1] for law in there if law.exponent_ci) >= 44
+    assert sum(law.overhead > 0 for law in absent) <= 2
 
 
 @pytest.mark.slow
@@ -132,6 +132,16 @@ def test_a_held_out_size_lies_in_its_interval_in_18_of_20_cases(
     assert held >= 90 * times
 
 
+def test_a_constant_is_part_of_the_law_unless_the_law_breaks() -> None:
+    sizes = np.array(NINE, float)
+    constant = fit_power_law(sizes, 3.0 + 1e-5 * sizes**2)
+    assert (constant.overhead, constant.exponent) == (pytest.approx(3.0, rel=1e-3), pytest.approx(2.0, rel=1e-3))
+    assert constant.broken is None
+    broken = fit_power_law(sizes, 3.0 + 1e-5 * sizes**2 * np.where(sizes > 256, 4.0, 1.0))
+    assert broken.overhead == 0
+    assert broken.broken is not None
+
+
 def test_costs_measured_without_noise_still_deviate_by_three_percent() -> None:
     sizes = np.array(SIX, float)
     law = fit_power_law(sizes, power(2.0)(sizes), [0.0] * 6)
@@ -144,15 +154,15 @@ def test_costs_measured_without_noise_still_deviate_by_three_percent() -> None:
 def test_scatter_beyond_the_noise_of_the_measurement_widens_the_intervals() -> None:
     rng = np.random.default_rng(63)
     held = wide = 0
-    for _ in range(100):
+    for _ in range(40):
         costs = measured(rng, power(2.0), NINE, 0.05)
         law = fit_power_law(NINE, costs, [0.002] * 9)
         predicted = law.predict(300)
         held += predicted.low <= measured(rng, power(2.0), (300,), 0.05)[0] <= predicted.high
         wide += predicted.high / predicted.low > 1.1
 
-    assert held >= 90
-    assert wide >= 95
+    assert held >= 35
+    assert wide >= 38
 
 
 def test_a_size_that_was_measured_badly_counts_for_less() -> None:
@@ -244,7 +254,7 @@ def test_an_exact_law_is_exact() -> None:
     assert law.predict(500).low <= law.predict(500).median <= law.predict(500).high
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15)
 @given(
     st.lists(st.tuples(st.integers(1, 4096), st.floats(0.5, 2)), min_size=3, max_size=12),
     st.sampled_from([2.0, 0.001, 1e6]),

@@ -10,15 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import rankdata, wilcoxon
 
-from perfnb.stats.intervals import (
-    _below,
-    _distribution,
-    _rank,
-    hodges_lehmann,
-    signed_rank_p,
-    spread,
-    walsh_averages,
-)
+from perfnb.stats.intervals import _below, _distribution, _rank, hodges_lehmann, signed_rank_p, spread, walsh_averages
 
 # Integers scaled: no rounding, and ties as a coarse clock makes them.
 differences = st.lists(st.integers(-50, 50), min_size=6, max_size=40).map(lambda values: [v / 64 for v in values])
@@ -66,7 +58,7 @@ def test_many_comparisons_need_more_differences() -> None:
     assert [hodges_lehmann(np.arange(n), 1 - 0.05 / 15).bounded for n in (9, 10)] == [False, True]
 
 
-@pytest.mark.parametrize("count", [6, 7, 10, 20, 40])
+@pytest.mark.parametrize("count", [6, 20])
 @pytest.mark.parametrize("tails", ["normal", "heavy", "bimodal"])
 def test_intervals_hold_the_centre_of_symmetric_differences(count: int, tails: str) -> None:
     rng = np.random.default_rng(21)
@@ -110,10 +102,10 @@ def test_ranks_give_the_same_statistic_as_walsh_averages(values: list[float]) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [6, 8, 15, 50, 200])
+@pytest.mark.parametrize("count", [6, 50])
 def test_spread_is_the_standard_deviation_of_normal_differences(count: int) -> None:
     rng = np.random.default_rng(22)
-    rows = rng.normal(1.0, 0.5, (300, count))
+    rows = rng.normal(1.0, 0.5, (200, count))
     stalled = rows.copy()
     stalled[:, 0] = 100.0
 

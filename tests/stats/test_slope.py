@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.stats import theilslopes
 
 from perfnb.stats.slope import FEWEST_STEPS, Slope, memory_slope
 
@@ -90,15 +90,6 @@ def test_without_a_leak_the_interval_holds_0_in_95_of_100_runs(name: str, steps:
     assert alarms <= 5
 
 
-def test_the_interval_of_theil_and_sen_alone_would_not_do() -> None:
-    rng = np.random.default_rng(11)
-    alarms = 0
-    for _ in range(100):
-        _, _, low, high = theilslopes(NO_LEAK["autoregressive 0.9"](rng, STEPS))
-        alarms += low > 0 or high < 0
-    assert alarms > 30
-
-
 @pytest.mark.parametrize("steps", [FEWEST_STEPS, 30, 40, 50])
 def test_a_leak_of_1_mib_a_step_is_found_to_the_byte(steps: int) -> None:
     slope = known(10**9 + MIB * np.arange(steps))
@@ -121,14 +112,14 @@ PLANTED: dict[str, Levels] = {
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_leak_that_is_uneven_is_seen_in_9_of_10_runs(name: str) -> None:
     rng = np.random.default_rng(3)
-    found = [known(PLANTED[name](rng, STEPS)) for _ in range(100)]
-    assert sum(slope.grows for slope in found) >= 90
+    found = [known(PLANTED[name](rng, STEPS)) for _ in range(50)]
+    assert sum(slope.grows for slope in found) >= 45
     assert np.median([slope.bytes_per_step for slope in found]) == pytest.approx(MIB, rel=0.03)
 
 
 def test_a_leak_with_small_noise_is_within_2_percent() -> None:
     rng = np.random.default_rng(3)
-    for _ in range(100):
+    for _ in range(30):
         noise = rng.integers(-64 * 1024, 64 * 1024, STEPS)
         assert known(MIB * np.arange(STEPS) + noise).bytes_per_step == pytest.approx(MIB, rel=0.02)
 
@@ -144,6 +135,21 @@ def test_too_few_steps_allow_no_interval() -> None:
     assert memory_slope([None, float("nan"), 3]) is None
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "excludes", "grows"),
+    [
+        (1, 2, True, True),
+        (0, 2, False, False),
+        (-2, 0, False, False),
+        (-2, -1, True, False),
+        (None, None, False, False),
+    ],
+)
+def test_memory_grows_if_its_interval_is_above_zero(low: Any, high: Any, excludes: bool, grows: bool) -> None:
+    slope = Slope(1.0, low, high, 30)
+    assert (slope.excludes_zero, slope.grows) == (excludes, grows)
+
+
 def test_unknown_readings_leave_their_places_empty() -> None:
     levels = [float(7 * place) for place in range(30)]
     levels[0] = levels[11] = levels[12] = float("nan")
@@ -154,23 +160,12 @@ def test_unknown_readings_leave_their_places_empty() -> None:
 LEVELS = arrays(np.int64, st.integers(FEWEST_STEPS, 45), elements=st.integers(0, 2**40))
 
 
-@settings(max_examples=60, deadline=None)
-@given(LEVELS, st.integers(0, 2**45))
-def test_where_it_starts_plays_no_part(levels: np.ndarray, start: int) -> None:
-    assert memory_slope(levels + start) == memory_slope(levels)
-
-
-@settings(max_examples=60, deadline=None)
-@given(LEVELS, st.sampled_from([2, 3, 1024]))
-def test_it_scales(levels: np.ndarray, factor: int) -> None:
-    once, often = known(levels), known(levels * factor)
-    assert _figures(often) == pytest.approx([factor * value for value in _figures(once)], rel=1e-6, abs=1e-3)
-
-
-@settings(max_examples=60, deadline=None)
-@given(LEVELS)
-def test_reversing_the_sign_reverses_the_slope(levels: np.ndarray) -> None:
-    up, down = known(levels), known(-levels)
+@settings(max_examples=30)
+@given(LEVELS, st.integers(0, 2**45), st.sampled_from([2, 3, 1024]))
+def test_where_it_starts_its_unit_and_its_sign_play_no_part(levels: np.ndarray, start: int, factor: int) -> None:
+    up, often, down = known(levels), known(levels * factor), known(-levels)
+    assert memory_slope(levels + start) == up
+    assert _figures(often) == pytest.approx([factor * value for value in _figures(up)], rel=1e-6, abs=1e-3)
     turned = [-down.bytes_per_step, -(down.ci_high or 0), -(down.ci_low or 0)]
     assert _figures(up) == pytest.approx(turned, rel=1e-6, abs=1e-3)
     assert up.excludes_zero == down.excludes_zero

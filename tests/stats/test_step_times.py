@@ -44,16 +44,6 @@ def test_the_interval_covers_as_promised_and_the_next_narrower_one_does_not(coun
     assert low == count // 2 or coverage(low + 1) < confidence
 
 
-def test_the_interval_covers_the_true_median_of_skewed_times_in_95_of_100_cases() -> None:
-    rng = np.random.default_rng(7)
-    true = np.exp(0.0)
-    hits = 0
-    for _ in range(1000):
-        low, high = quantile_interval(rng.lognormal(0.0, 0.5, 20), 0.5)  # type: ignore[misc]
-        hits += low <= true <= high
-    assert 0.94 <= hits / 1000 <= 0.98  # for 20 samples the exact coverage is 95.9 %
-
-
 def test_timing_tells_median_interval_and_throughput() -> None:
     timing = StepTimes((5.0, 1.0, 8.0, 3.0, 10.0, 2.0, 7.0, 4.0, 9.0, 6.0), batch_size=32)
 
@@ -91,22 +81,17 @@ def test_without_a_step_nothing_is_known(sizes: dict[str, int]) -> None:
     assert repr(timing) == "<perfnb.Timing: no step>"
 
 
+FEW = ": too few for a 95 % interval"
+
+
 @pytest.mark.parametrize(
     ("timing", "line", "basis"),
     [
-        (StepTimes((5.0,)), "5 ms, 1 step", "1 timed step: too few for a 95 % interval"),
-        (StepTimes((1.0, 3.0)), "2 ms, 2 steps", "median of 2 timed steps: too few for a 95 % interval"),
-        (
-            StepTimes((6.0, 1.0, 5.0, 2.0, 4.0, 3.0)),
-            "3.5 ms [1, 6], 6 steps",
-            "95 % interval, median of 6 timed steps",
-        ),
-        (StepTimes((0.02,), block=50), "20 µs, 50 steps", "1 block of 50 steps: too few for a 95 % interval"),
-        (
-            StepTimes((0.02, 0.04), block=1000),
-            "30 µs, 2000 steps",
-            "median of 2 blocks of 1,000 steps: too few for a 95 % interval",
-        ),
+        (StepTimes((5.0,)), "5 ms, 1 step", f"1 timed step{FEW}"),
+        (StepTimes((1.0, 3.0)), "2 ms, 2 steps", f"median of 2 timed steps{FEW}"),
+        (StepTimes((6.0, 1.0, 5.0, 2.0, 4.0, 3.0)), "3.5 ms [1, 6], 6 steps", "95 % interval, median of 6 timed steps"),
+        (StepTimes((0.02,), block=50), "20 µs, 50 steps", f"1 block of 50 steps{FEW}"),
+        (StepTimes((0.02, 0.04), block=1000), "30 µs, 2000 steps", f"median of 2 blocks of 1,000 steps{FEW}"),
         (StepTimes(()), "no step", "no timed step"),
     ],
 )
