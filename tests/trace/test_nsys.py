@@ -6,7 +6,6 @@ import gzip
 import os
 import sqlite3
 import stat
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -99,22 +98,6 @@ def test_a_public_file_of_two_processes_has_the_figures_that_are_known(two: Path
 
 
 @needs_files
-@pytest.mark.deep
-def test_processes_of_a_public_file_are_ranks(two: Path) -> None:
-    ranks = perfnb.load(two)
-
-    assert isinstance(ranks, perfnb.results.Ranks)
-    assert ranks.ranks == [0, 1]
-    assert ranks.gpu_time["kernels"].tolist() == [1993, 2017]
-    assert ranks.gpu_time["kernel_ms"].tolist() == [270.875926, 264.324724]
-    ops = ranks[0].ops
-    assert ops.loc["flash_attn::_flash_attn_forward", "gpu_ms"] > 100
-    assert not ops.index.str.contains("op_id").any()
-    assert ranks.clocks["collectives"].tolist() == [33, 33]
-    assert ranks[0].compare(ranks[1]).kernels is not None
-
-
-@needs_files
 @pytest.mark.parametrize(
     ("name", "kernels", "total_ns"),
     [
@@ -156,8 +139,6 @@ def test_a_training_has_steps_ops_layers_and_backward(tmp_path: Path) -> None:
     assert "[[8, 4], [4, 2]]" in set(p.events["shapes"].dropna())
     assert any("Steps are the ranges named 'iteration'" in note for note in p.meta["trace"]["caveats"])
     assert any("does not record module calls" in note for note in p.meta["trace"]["caveats"])
-    assert "iteration" in p._text(100)
-    assert p.to_html(tmp_path / "report.html").stat().st_size > 10_000
 
 
 def test_an_export_may_be_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,10 +358,7 @@ def test_command_lines_and_the_environment_are_never_kept(tmp_path: Path) -> Non
     tables["TARGET_INFO_SYSTEM_ENV"] = [{"name": "HF_TOKEN", "value": "planted_secret"}]
     p = profile_of(write(tmp_path / "a.sqlite", tables))
 
-    p.save(tmp_path / "saved")
-    p.to_html(tmp_path / "report.html")
-
-    for file in chain([tmp_path / "report.html"], (tmp_path / "saved").rglob("*")):
+    for file in p.save(tmp_path / "saved").rglob("*"):
         assert not file.is_file() or b"planted_secret" not in file.read_bytes()
 
 

@@ -127,7 +127,12 @@ def test_loading_takes_the_name(tmp_path: Path) -> None:
     assert p.ops.loc["aten::mm", "calls"] == 9
 
 
-def test_what_repeats_is_guessed() -> None:
+def test_what_repeats_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [event(f"Train step {number}", number * 100, 30) for number in range(3)]
+    for most, expected in ((3, [0, 1, 2]), (2, [])):
+        with monkeypatch.context() as patch:
+            patch.setattr("perfnb.trace.step_ranges.MOST_STEPS", most)
+            assert guessed(*many) == expected
     assert guessed() == []
     assert guessed(*(event(f"Train step {number + 7}", number * 100, 30) for number in range(3))) == [7, 8, 9]
     assert guessed(*(event("all of it", start, 95) for start in (0, 100, 200))) == [0, 1, 2]
