@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's files")
 
-MIB = 2**20
 
 #: Waits for a line, does its work, says a number, and waits for the next line before it ends.
 SCRIPT = """
