@@ -26,7 +26,7 @@ from perfnb.draw.palette import mark
 from perfnb.draw.shown import WIDGET_VIEW, show_live
 from tests.draw.document_samples import DOCUMENTS, everything, unknown
 
-WIDTHS = (60, 100, 200)
+WIDTHS = (60, 200)
 TAGS = {"bdi", "br", "caption", "circle", "details", "div", "em", "g", "i", "li", "ol", "p", "path", "pre", "span"}
 TAGS |= {"strong", "style", "summary", "svg", "table", "tbody", "td", "text", "th", "thead", "title", "tr", "ul"}
 ATTRIBUTES = {"align", "aria-hidden", "aria-label", "class", "colspan", "cx", "cy", "d", "fill", "fill-opacity"}

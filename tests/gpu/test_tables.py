@@ -136,7 +136,7 @@ def test_what_each_part_of_the_path_would_save(profile: perfnb.Profile) -> None:
 
 
 def test_the_facts_of_the_tab_are_those_of_the_tables(profile: perfnb.Profile) -> None:
-    gpu = profile._summary.gpu
+    gpu = profile._analysis.gpu
     assert gpu is not None
     parts = ["total_ms", "computation", "communication", "memcpy", "host", "dependency", "other", "outside"]
     parts.append("overlap_ms")
@@ -172,7 +172,7 @@ def test_work_without_a_step_is_in_a_row_of_its_own(tmp_path: Path) -> None:
     assert us(profile.gpu_idle["idle_ms"].sum()) == us(profile.gpu_time["idle_ms"].sum())
     assert profile.gpu_steps["step"].tolist() == [7, 8]
     assert "after" not in set(profile.critical_path["name"])
-    assert "1 kernels, copies and fills do not belong to any step" in " ".join(profile._summary.gpu.notes)  # type: ignore[union-attr]
+    assert "1 kernels, copies and fills do not belong to any step" in " ".join(profile._analysis.gpu.notes)  # type: ignore[union-attr]
 
 
 def test_a_kernel_without_launch_and_step_is_in_no_table_of_the_steps(tmp_path: Path, profile: perfnb.Profile) -> None:
@@ -181,8 +181,8 @@ def test_a_kernel_without_launch_and_step_is_in_no_table_of_the_steps(tmp_path: 
     for name in ("kernel_ops", "launches", "gpu_steps"):
         pd.testing.assert_frame_equal(getattr(more, name), getattr(profile, name))
     assert us(more.gpu_time["computation_ms"].sum()) == us(profile.gpu_time["computation_ms"].sum()) + 40
-    assert profile._summary.gpu is not None
-    assert "belong" not in " ".join(profile._summary.gpu.notes)
+    assert profile._analysis.gpu is not None
+    assert "belong" not in " ".join(profile._analysis.gpu.notes)
 
 
 def test_marks_that_are_no_steps_count_nowhere(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_without_a_gpu_the_tables_are_empty_and_typed_and_the_path_is_the_hosts(
         table = getattr(profile, name)
         assert list(table.columns) == list(SCHEMA[name])
         assert len(table) == 0 or name in ("critical_path", "path_savings")
-    assert profile._summary.gpu is None
+    assert profile._analysis.gpu is None
     assert profile.critical_path.groupby("step")["duration_ns"].sum().tolist() == [1_000_000] * 2
     assert set(profile.critical_path["kind"]) == {"host", "operator", "handover"}
 

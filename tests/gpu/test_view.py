@@ -15,15 +15,10 @@ from perfnb.draw.document import Bars, Choice, Document, Series, Table
 from perfnb.gpu.summary import GpuSummary, PathFacts
 from perfnb.gpu.tab import gpu_document, gpu_verdict, launch_sentence, path_title, shape_words
 from tests.gpu import gpu_samples as samples
+from tests.gpu.gpu_samples import gpu_of
 from tests.samples import texts
 from tests.samples.gpu import DOCUMENTS
 from tests.written_traces import Written
-
-
-def gpu_of(trace: Written, folder: Path) -> GpuSummary:
-    made = samples.summary_of(trace, folder).gpu
-    assert made is not None
-    return made
 
 
 @pytest.fixture(scope="module")
