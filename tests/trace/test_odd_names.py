@@ -102,7 +102,6 @@ def test_names_of_ranges_classes_and_layers_are_in_the_profile_and_spoil_nothing
     assert again.layers.index.tolist() == p.layers.index.tolist()
     assert p.phases["ms"].sum() == pytest.approx(traced_ms(p))
     assert str(p)
-    assert p.to_html(tmp_path / "report.html").is_file()
 
 
 def calls_within(events: pd.DataFrame, name: str) -> int:
