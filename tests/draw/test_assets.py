@@ -15,18 +15,8 @@ from perfnb.draw.live import assets_of
 
 PACKAGE = Path(perfnb.__file__).parent
 SCRIPTS = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.js"))
-PICTURES = [
-    "findings/js/try.js",
-    *(
-        f"{name}.js"
-        for name in (
-            "timeline/js/timeline",
-            "flame/js/view",
-            "memory/js/memory",
-            "watching/js/machine",
-        )
-    ),
-]
+PICTURES = ["findings/js/try.js", "timeline/js/timeline.js", "flame/js/view.js", "memory/js/memory.js"]
+PICTURES += ["watching/js/machine.js"]
 ENTRIES = {
     "documentWidget": [*PICTURES, "draw/js/document.js"],
     "watch": ["watching/js/machine.js", "watching/js/panel.js"],

@@ -92,16 +92,11 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", CONTRADICTIONS)
-def test_a_contradiction_is_an_error_in_tests(kind: str) -> None:
+def test_a_contradiction_is_an_error_in_tests_and_a_note_for_users(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parts, complaint = CONTRADICTIONS[kind]
     with pytest.raises(DocumentError) as raised:
         Document("profile", **parts)
     assert str(raised.value) == f"profile: {complaint}"
-
-
-@pytest.mark.parametrize("kind", CONTRADICTIONS)
-def test_a_contradiction_is_a_note_in_the_hands_of_a_user(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts, complaint = CONTRADICTIONS[kind]
     monkeypatch.setattr(document, "strict", False)
     shown = Document("profile", **parts, notes=("Another note.",))
     assert shown.notes == (f"These figures disagree, which is a bug in perfnb: {complaint}.", "Another note.")

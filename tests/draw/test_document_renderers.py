@@ -6,7 +6,6 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
-from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +26,7 @@ from perfnb.draw.palette import mark
 from perfnb.draw.shown import WIDGET_VIEW, show_live
 from tests.draw.document_samples import DOCUMENTS, everything, unknown
 
-WIDTHS = (60, 80, 100, 160)
+WIDTHS = (60, 200)
 TAGS = {"bdi", "br", "caption", "circle", "details", "div", "em", "g", "i", "li", "ol", "p", "path", "pre", "span"}
 TAGS |= {"strong", "style", "summary", "svg", "table", "tbody", "td", "text", "th", "thead", "title", "tr", "ul"}
 ATTRIBUTES = {"align", "aria-hidden", "aria-label", "class", "colspan", "cx", "cy", "d", "fill", "fill-opacity"}
@@ -35,8 +34,6 @@ ATTRIBUTES |= {"font-size", "height", "open", "r", "role", "scope", "stroke", "s
 ATTRIBUTES |= {"stroke-width", "style", "tabindex", "text-anchor", "title", "viewbox", "width", "x", "y"}
 #: Elements that have no end tag.
 VOID = {"br", "img", "meta"}
-
-every_document = pytest.mark.parametrize("name", DOCUMENTS)
 
 
 class _Page(HTMLParser):
@@ -67,72 +64,48 @@ def flat(text: str) -> str:
     return " ".join(text.replace("\u00a0", " ").split())
 
 
-@cache
-def text_of(name: str, width: int) -> str:
-    return document_text(DOCUMENTS[name](), width)
+def hidden(text: str) -> set[str]:
+    """Return the characters that are invisible or change how others are shown."""
+    return {char for char in set(text) if unicodedata.category(char) in {"Cc", "Cf", "Zl", "Zp"}} - {"\n"}
 
 
-@cache
-def html_of(name: str) -> str:
-    return document_html(DOCUMENTS[name]())
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_document_is_whole_and_inert_in_every_format(name: str) -> None:
+    document = DOCUMENTS[name]()
+    assert "These figures disagree" not in " ".join(document.notes)
 
+    texts = {width: document_text(document, width) for width in WIDTHS}
+    for width, text in texts.items():
+        assert not hidden(text)
+        for line in text.splitlines():
+            assert escape.cells(line) <= width, line
+            assert line == line.rstrip()
 
-@cache
-def data_of(name: str) -> dict[str, Any]:
-    return document_data(DOCUMENTS[name]())
-
-
-@every_document
-def test_what_agrees_has_no_complaints(name: str) -> None:
-    assert "These figures disagree" not in " ".join(DOCUMENTS[name]().notes)
-
-
-@every_document
-@pytest.mark.parametrize("width", WIDTHS)
-def test_no_line_is_wider_than_asked(name: str, width: int) -> None:
-    for line in text_of(name, width).splitlines():
-        assert escape.cells(line) <= width, line
-        assert line == line.rstrip()
-
-
-@every_document
-@pytest.mark.parametrize("width", WIDTHS)
-def test_names_are_inert_in_text(name: str, width: int) -> None:
-    text = text_of(name, width)
-    assert not {char for char in text if unicodedata.category(char) in {"Cc", "Cf", "Zl", "Zp"} and char != "\n"}
-
-
-@every_document
-def test_no_markdown_holds_markup_of_a_name(name: str) -> None:
-    markdown = document_markdown(DOCUMENTS[name]())
+    markdown = document_markdown(document)
     assert not re.search(r"<(?!/?[a-z]*\b(?:&|$))[a-z/]", markdown)
     assert "](" not in markdown
     assert "\x1b" not in markdown
 
-
-@every_document
-def test_html_has_the_allowed_tags_and_attributes_only(name: str) -> None:
-    page = _Page(html_of(name))
+    page = _Page(document_html(document))
     assert page.tags <= TAGS
     assert page.attributes <= ATTRIBUTES
     assert not page.open, "elements that are not closed"
-    assert "script" not in page.tags
+
+    data = document_data(document)
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+    assert not hidden("".join(_texts(data)))
+
+    text, html = flat(texts[max(WIDTHS)]), flat(" ".join(page.words))
+    for figure in map(flat, _figures(data)):
+        assert figure in text
+        assert figure in html
 
 
-@every_document
+@pytest.mark.parametrize("name", ["everything", "hostile"])
 def test_a_page_has_one_module_and_no_name_as_markup(name: str) -> None:
     html = document_page(DOCUMENTS[name]())
     assert html.count("<script") == html.count("</script>") == 2
     assert "<img src=x" not in html
-
-
-@every_document
-def test_json_is_strict_and_inert(name: str) -> None:
-    data = data_of(name)
-    assert json.loads(json.dumps(data, allow_nan=False)) == data
-    assert not {
-        char for text in _texts(data) for char in text if unicodedata.category(char) in {"Cc", "Cf"} and char != "\n"
-    }
 
 
 def _texts(data: Any) -> Iterator[str]:
@@ -189,14 +162,6 @@ def _figures(data: dict[str, Any]) -> Iterator[str]:
             yield from (card["bound"] for card in section["cards"])
     for tab in data["tabs"]:
         yield from _figures(tab)
-
-
-@every_document
-def test_text_html_and_json_carry_the_same_figures(name: str) -> None:
-    text, html = flat(text_of(name, 200)), flat(" ".join(_Page(html_of(name)).words))
-    for figure in map(flat, _figures(data_of(name))):
-        assert figure in text
-        assert figure in html
 
 
 @pytest.mark.parametrize("width", [80, 100])

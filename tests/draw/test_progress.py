@@ -62,12 +62,14 @@ def test_a_file_is_read_in_percent(line, done, size, percent):
     assert line.updates == [(f"{progress.READING}a.json", percent, 100, "")]
 
 
-def test_a_new_pass_is_drawn_at_once(line):
+def test_a_new_pass_and_a_new_note_are_drawn_at_once(line):
     with Progress(clock=Clock()) as advance:
         advance("warmup", 1, 3)
         advance("warmup", 2, 3)
         advance("timed", 1, None)
-    assert line.updates == [("warmup", 1, 3, ""), ("timed", 1, None, "")]
+        advance("timed", 2, 3, "a step takes 12 s")
+        advance("timed", 3, 3, "a step takes 12 s")
+    assert line.updates == [("warmup", 1, 3, ""), ("timed", 1, None, ""), ("timed", 2, 3, "a step takes 12 s")]
 
 
 def test_it_ends_when_the_capture_fails(line):
@@ -123,14 +125,6 @@ def test_a_notebook_s_line_is_blank_in_the_end(monkeypatch):
     assert shown[1]["text/plain"] == "timed: step 30 of 20"
     assert 'value="20" max="20"' in shown[1]["text/html"]
     assert "&lt;b&gt;: step 1" in shown[2]["text/html"]
-
-
-def test_a_new_note_is_drawn_at_once(line):
-    with Progress(clock=Clock()) as advance:
-        advance("timed", 1, 3)
-        advance("timed", 2, 3, "a step takes 12 s")
-        advance("timed", 3, 3, "a step takes 12 s")
-    assert line.updates == [("timed", 1, 3, ""), ("timed", 2, 3, "a step takes 12 s")]
 
 
 @pytest.mark.parametrize(

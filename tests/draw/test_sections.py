@@ -510,6 +510,10 @@ def test_charts_of_a_picture_with_one_axis_describe_it_once() -> None:
         return [line for line in lines_of(Picture("flame", "", static=parts)) if " from " in line]
 
     assert described(chart, chart) == ["t from 0 ms to 1.00 ms"]
+    (line, axis), drawn = lines_of(chart)[1:], lines_of(Picture("flame", "", static=(chart, later)))
+    assert (axis, drawn.count(line)) == ("t from 0 ms to 1.00 ms", 2)
+    twice = lines_of(Picture("flame", "", static=(chart, chart)))
+    assert (twice.count("Memory"), twice.count(line)) == (2, 2)
     assert described(chart, later) == ["t from 0 ms to 1.00 ms", "t from 0 ms to 2.00 ms"]
     assert described(chart, other) == ["t from 0 ms to 1.00 ms", "u from 0 ms to 1.00 ms"]
     assert described(chart, Code("x"), chart) == ["t from 0 ms to 1.00 ms"] * 2

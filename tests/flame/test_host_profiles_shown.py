@@ -223,6 +223,7 @@ TIMES = tree_of((-1, "z", 1), (-1, "a", 1), (1, "c", 1), (2, "e", 2), (1, "b", 6
 @pytest.mark.parametrize(
     ("most", "kept", "left"),
     [
+        (7, {"a": 1, "b": 6, "d": 2, "c": 1, "e": 2, "z": 1}, 0),  # but not what took no time
         (6, {"a": 1, "b": 6, "d": 2, "c": 1, "e": 2, "z": 1}, 0),
         (5, {"a": 1, "b": 6, "d": 2, "c": 1, "e": 2}, 1),  # nothing is around z, so its time is left out too
         (4, {"a": 1, "b": 8, "c": 3}, 3),  # d is as wide as e, so both are left out

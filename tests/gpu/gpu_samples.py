@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import perfnb
+from perfnb.gpu.summary import GpuSummary
 from perfnb.profile.summary import Summary
 from tests.summaries import HOSTILE
 from tests.written_traces import Written
@@ -49,6 +50,13 @@ def hostile() -> Written:
 def unlaunched() -> Written:
     """Return a kernel whose launch is not in the trace, and no step."""
     return Written().event("gemm", 10, 30, "kernel", 7, 0, device=0, stream=7)
+
+
+def gpu_of(trace: Written, folder: Path) -> GpuSummary:
+    profile = perfnb.load(trace.write(folder / "trace.json"))
+    assert isinstance(profile, perfnb.Profile)
+    assert profile._analysis.gpu is not None
+    return profile._analysis.gpu
 
 
 def summary_of(trace: Written, folder: Path, name: str = "trace.json") -> Summary:

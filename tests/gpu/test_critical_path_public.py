@@ -5,31 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from perfnb.attribution.device_work import device_work, step_windows
-from perfnb.gpu.dependencies import held_up
 from tests.gpu.paths import critical_path
-from tests.traces_by_hand import expected, public, public_trace
-
-
-@public
-@pytest.mark.parametrize(
-    ("name", "launch_ms", "unknown_ms"),
-    [
-        # The first copy of the trace begins 7.8 ms after its call, which took 0.005.
-        ("mi300_vllm_decode_graph.json.gz", 0.05, 7.83),
-        # The next kernel is launched at 0.123 ms in 0.005 and begins at 463.380.
-        ("mi300_sglang_decode.json.gz", 0.05, 463.25),
-    ],
-)
-def test_no_launch_of_a_public_trace_takes_what_nothing_explains(
-    name: str, launch_ms: float, unknown_ms: float
-) -> None:
-    path = critical_path(public_trace(name))
-    sums = path.groupby("kind", observed=False)["duration_ns"].sum() / 1e6
-
-    assert sums["launch"] < launch_ms
-    assert sums["unknown"] == pytest.approx(unknown_ms, rel=0.01)
-
+from tests.traces_by_hand import public, public_trace
 
 ALEXNET = "[param|pytorch.model.alex_net|0|0|0|measure|forward]"
 
@@ -70,18 +47,6 @@ def test_alexnets_path_adds_up_and_its_parts_are_those_derived_by_hand(alexnet: 
 
 
 @public
-def test_alexnets_chain_through_relu_clamp_min_and_the_launch(alexnet: pd.DataFrame) -> None:
-    # relu_ from 322,526 to 322,572; in it clamp_min_ from 322,535 to 322,557; in it the launch from 322,545 to 322,554.
-    assert between(alexnet, 322_526, 322_572) == [
-        ("operator", "aten::relu_", 9),
-        ("operator", "aten::clamp_min_", 10),
-        ("call", "cudaLaunchKernel", 9),
-        ("operator", "aten::clamp_min_", 3),
-        ("operator", "aten::relu_", 15),
-    ]
-
-
-@public
 def test_alexnets_chain_through_the_launch_of_the_transform_and_the_event_of_its_stream(alexnet: pd.DataFrame) -> None:
     # Number 5597, on stream 20: launched at 345,803, ran from 345,833 to 345,900. 5604 follows it on its stream: from
     # 345,901 to 346,224, and 5606: from 346,226 to 346,372. 5629, on stream 7, was launched at 345,932 and had to wait
@@ -100,42 +65,3 @@ def test_alexnets_chain_through_the_launch_of_the_transform_and_the_event_of_its
     ]
     assert alexnet.loc[alexnet["us"].isin([345_833, 346_226, 346_373]), "stream"].tolist() == [20, 20, 7]
     assert not alexnet["inferred"].any()
-
-
-@public
-def test_the_path_of_the_kernels_on_three_streams() -> None:
-    events = public_trace("a100_event_sync_multi_stream.json.gz")
-    path = critical_path(events)
-    sums = (path.groupby("kind", observed=True)["duration_ns"].sum() // 1000).to_dict()
-
-    # From 0 to the return of cudaDeviceSynchronize (19,910 to 19,930), which waited for the third matrix product: it
-    # ran from 19,794 to 19,917 and was launched at 19,779. Before it the host alone: outside operators and calls from
-    # 476 to 560, from 852 to 19,410, from 19,416 to 19,426 and from 19,429 to 19,500.
-    assert sums["synchronisation"] == 19_930 - 19_917
-    assert sums["computation"] == 123
-    assert sums["launch"] == 15
-    assert sums["host"] == 84 + 18_558 + 10 + 71
-    assert path["duration_ns"].sum() == 19_930_000
-    # The work that stream 24 had to wait for (1389): the last kernel on stream 20 before the event was recorded there.
-    work = device_work(events)
-    awaited = held_up(events, work).awaited
-    first = int(((work.stream == 24) & (work.start == work.start[work.stream == 24].min())).argmax())
-    assert events["correlation"].iloc[work.rows[awaited[first]]] == 27
-
-
-@pytest.mark.slow
-@public
-@pytest.mark.parametrize("tail", [False, True])
-@pytest.mark.parametrize("name", sorted(expected()))
-def test_the_segments_of_a_public_trace_add_up_without_a_gap(name: str, tail: bool) -> None:
-    events = public_trace(name)
-    steps = step_windows(events)
-    for number in (*steps["number"], None):
-        path = critical_path(events, number, tail=tail)
-        begin, duration = path["start_ns"].to_numpy(), path["duration_ns"].to_numpy()
-        assert (duration > 0).all()
-        assert (begin[:-1] + duration[:-1] == begin[1:]).all()
-        if number is not None:
-            window = steps[steps["number"] == number].iloc[0]
-            assert begin[0] == window["start"]
-            assert duration.sum() == window["end"] - window["start"] or (tail and duration.sum() > 0)

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from perfnb.gpu.launches import kernels_by_op, launches, launches_by_op, queue_lengths
-from tests.traces_by_hand import Trace, expected, public, public_trace
+from tests.traces_by_hand import Trace
 
 
 def two_ops() -> Trace:
@@ -128,56 +128,3 @@ def test_the_operator_is_around_a_call_that_lies_in_another_call() -> None:
     )
 
     assert launches(trace.frame())["op"].tolist() == ["aten::mm", "aten::mm"]
-
-
-@public
-def test_launches_of_alexnet() -> None:
-    events = public_trace("a100_alexnet.json.gz")
-    correlation = events["correlation"].to_numpy()
-    table = launches(events)
-    of = {
-        number: table.loc[events.index[(correlation == number) & events["device"].ge(0) & events["stream"].ge(0)]].iloc[
-            0
-        ]
-        for number in (5543, 5597, 5604)
-    }
-
-    # Numbers 5597 and 5604, us after 43 s: cudaLaunchKernel from 345,803 to 345,811 and from 345,861 to 345,871; the
-    # kernels from 345,833 and from 345,901. Number 5543: clamp_min_ in relu_, launched from 322,545 to 322,554.
-    assert of[5597]["delay_ns"] == 30_000
-    assert of[5597]["call_ns"] == 8_000
-    assert of[5604]["delay_ns"] == 40_000
-    assert of[5543]["op"] == "aten::clamp_min_"
-    assert of[5543]["delay_ns"] == (323_647 - 322_545) * 1000
-
-
-@pytest.mark.slow
-@public
-@pytest.mark.parametrize("name", sorted(expected()))
-def test_kernels_of_a_public_trace_add_up(name: str) -> None:
-    fact, events = expected()[name]["gpu"], public_trace(name)
-    kernels = events[events["category"] == "kernel"]
-    by_name = kernels_by_op(launches(events), ["op", "shapes", "name"]).groupby("name", observed=True)[["calls"]].sum()
-
-    assert len(by_name[by_name.index.isin(kernels["name"].astype(str))]) == fact["distinct_kernels"]
-    for known in fact["top_kernels"]:
-        same = by_name[[str(one).startswith(known["name"]) for one in by_name.index]]
-        assert known["calls"] in same["calls"].tolist() or same["calls"].sum() == known["calls"]
-    for table in (kernels_by_op(launches(events)), kernels_by_op(launches(events), ["op", "shapes", "name"])):
-        assert table["calls"].sum() == len(launches(events))
-        assert table["total_ms"].sum() == pytest.approx(launches(events)["duration_ns"].sum() / 1e6, rel=1e-9)
-    assert (queue_lengths(events)["length"] >= 0).all()
-    assert (launches(events)["delay_ns"].dropna() >= 0).all()
-    assert launches_by_op(launches(events))["launched"].sum() == len(launches(events))
-
-
-@pytest.mark.slow
-@public
-def test_launches_that_a_public_trace_lost_are_missing() -> None:
-    table = launches(public_trace("v100_resnet50_2021.json.gz"))
-
-    # 771 kernels were launched before the trace began; 102 outside all operators.
-    lost = table["call"].isna()
-    assert lost.sum() == 771
-    assert table.loc[lost, ["call_ns", "delay_ns", "short", "op"]].isna().all(axis=None)
-    assert table.loc[~lost, "op"].isna().sum() == 102

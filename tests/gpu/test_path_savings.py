@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-import numpy as np
 import pandas as pd
 import pytest
 
-from perfnb.attribution.device_work import step_windows
-from perfnb.gpu.critical_path import path_in, prepare
-from perfnb.gpu.path_savings import Retiming
-from tests.gpu.paths import path_savings, window_in
+from tests.gpu.paths import path_savings
 from tests.gpu.test_critical_path import step, streams, waiting
 from tests.gpu.test_critical_path_public import ALEXNET
-from tests.traces_by_hand import Trace, expected, public, public_trace
+from tests.traces_by_hand import Trace, public, public_trace
 
 
 def saved(events: pd.DataFrame, by: Literal["kind", "op", "name"] = "kind") -> dict[str, tuple[float, float]]:
@@ -105,21 +101,3 @@ def test_alexnet_is_held_up_by_its_allocations() -> None:
     # are 349,596 - 345,901. So the last kernel ends at 319,171 instead of 349,596.
     assert 313_873 + 1034 + 1 + 187 + 1 + 144 + 163 + 73 + (349_596 - 345_901) == 319_171
     assert table.loc["cudaMalloc", "saves_ms"] == pytest.approx(30.425)
-
-
-@pytest.mark.slow
-@public
-@pytest.mark.parametrize("by", ["kind", "op", "name"])
-@pytest.mark.parametrize("name", sorted(expected()))
-def test_no_part_of_a_public_trace_saves_more_than_it_takes(name: str, by: Literal["kind", "op", "name"]) -> None:
-    run = prepare(public_trace(name))
-    steps = step_windows(run.events)["number"].tolist()[:2]
-    for number in (*steps, None):
-        for tail in (False, True):
-            window = window_in(run, number, tail=tail)
-            path_ns = path_in(run, window).groupby(by, observed=True)["duration_ns"].sum()
-            parts = path_ns.nlargest(12).index.tolist()
-            saved = Retiming(run, window, by, parts).saved() if parts else np.array([])  # before it is cut to the bound
-
-            assert (saved >= 0).all()
-            assert (saved <= path_ns.loc[parts].to_numpy()).all()

@@ -15,15 +15,10 @@ from perfnb.draw.document import Bars, Choice, Document, Series, Table
 from perfnb.gpu.summary import GpuSummary, PathFacts
 from perfnb.gpu.tab import gpu_document, gpu_verdict, launch_sentence, path_title, shape_words
 from tests.gpu import gpu_samples as samples
+from tests.gpu.gpu_samples import gpu_of
 from tests.samples import texts
 from tests.samples.gpu import DOCUMENTS
 from tests.written_traces import Written
-
-
-def gpu_of(trace: Written, folder: Path) -> GpuSummary:
-    made = samples.summary_of(trace, folder).gpu
-    assert made is not None
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -105,13 +100,12 @@ def test_shapes_in_words(text, words):
     assert shape_words(text) == words
 
 
-def test_the_verdict_says_how_idle_the_gpus_are_and_why(tmp_path: Path) -> None:
-    gpu = gpu_of(samples.two_gpus(), tmp_path)
+def test_the_verdict_says_how_idle_the_gpus_are_and_why(tmp_path: Path, two: GpuSummary) -> None:
     assert (
-        said(gpu)
+        said(two)
         == "2 GPUs are idle for 76 % of 3 traced steps, mostly because the host launched the next work too late."
     )
-    assert gpu_verdict(gpu).state == "bad"
+    assert gpu_verdict(two).state == "bad"
 
     one = gpu_of(Written().step(1, 0, 100).op("aten::mm", 0, 30).kernel("gemm", 2, 4, 99), tmp_path)
     assert said(one) == (
@@ -119,8 +113,6 @@ def test_the_verdict_says_how_idle_the_gpus_are_and_why(tmp_path: Path) -> None:
         "last kernel."
     )
     assert gpu_verdict(one).state == "good"
-    alone = gpu_of(Written().step(1, 0, 5000).op("aten::mm", 10, 30).kernel("gemm", 12, 20, 30), tmp_path)
-    assert said(alone).startswith("The GPU is idle for 100 % of the traced step, because there was no work")
     assert said(gpu_of(samples.unlaunched(), tmp_path)) == "The GPU is busy 100 % of the trace."
 
 
@@ -256,13 +248,12 @@ def test_a_kernel_that_appears_to_start_before_its_launch_is_said_to(tmp_path: P
     assert note.startswith("1 of 2 kernels, copies and fills appear to start before their launch")
 
 
-def test_without_a_path_there_is_no_table_of_it(tmp_path: Path) -> None:
-    gpu = gpu_of(samples.two_gpus(), tmp_path)
-    assert gpu.path is not None
-    empty = replace(gpu.path, kinds=gpu.path.kinds.head(0))
-    shown = {title for path in (None, empty) for title in tables(gpu_document(replace(gpu, path=path)))}
+def test_without_a_path_there_is_no_table_of_it(two: GpuSummary) -> None:
+    assert two.path is not None
+    empty = replace(two.path, kinds=two.path.kinds.head(0))
+    shown = {title for path in (None, empty) for title in tables(gpu_document(replace(two, path=path)))}
     assert not any(title.startswith("Critical path") for title in shown)
-    assert sum(title.startswith("Critical path") for title in tables(gpu_document(gpu))) == 2
+    assert sum(title.startswith("Critical path") for title in tables(gpu_document(two))) == 2
 
 
 def test_work_of_graphs_is_said_to_be(tmp_path):
@@ -281,10 +272,11 @@ def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
     golden("samples.txt", texts(DOCUMENTS))
 
 
-def test_a_path_is_replayed_unless_it_has_too_many_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = gpu_of(samples.two_gpus(), tmp_path).path
-    assert path is not None
-    segments = int(path.kinds["segments"].sum())
+def test_a_path_is_replayed_unless_it_has_too_many_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two: GpuSummary
+) -> None:
+    assert two.path is not None
+    segments = int(two.path.kinds["segments"].sum())
     for most, replayed in ((segments, True), (segments - 1, False)):
         monkeypatch.setattr("perfnb.gpu.summary.MOST_SEGMENTS", most)
         path = gpu_of(samples.two_gpus(), tmp_path).path

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -146,12 +144,12 @@ def test_where_there_is_no_bound_it_is_said_why(given: pd.DataFrame, why: str) -
     assert bucket_sentence(found).startswith("The saving from other bucket sizes is unknown: ")
 
 
-def test_without_buckets_nothing_is_said(tmp_path: Path) -> None:
+def test_without_buckets_nothing_is_said() -> None:
     assert bucket_sizes(calls([MIB]).assign(bucket=NONE), 4) is None
 
 
-def test_ranks_say_it(tmp_path: Path) -> None:
-    ranks = job(tmp_path, (0, 2000))
+def test_ranks_say_it() -> None:
+    ranks = job((0, 2000))
 
     assert "other bucket sizes is unknown: the buckets have only one size" in " ".join(str(ranks).split())
     assert "bucket sizes" not in set(ranks.findings["bottleneck"])

@@ -80,7 +80,7 @@ def test_three_collectives_of_one_step_name_no_straggler(tmp_path: Path) -> None
     assert "straggler" not in set(ranks.findings["bottleneck"])
 
 
-def test_a_finding_tells_its_evidence(tmp_path: Path) -> None:
-    (one,) = job(tmp_path, (0, 2000)).findings.query("bottleneck == 'straggler'").itertuples()
+def test_a_finding_tells_its_evidence() -> None:
+    (one,) = job((0, 2000)).findings.query("bottleneck == 'straggler'").itertuples()
 
     assert "waited at least 2.02 ms to 2.02 ms longer per step (6 collectives in 3 steps, 90 %" in str(one.why)

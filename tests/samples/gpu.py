@@ -16,9 +16,7 @@ from tests.written_traces import Written
 @cache
 def _of(made: Callable[[], Written]) -> Document:
     with tempfile.TemporaryDirectory() as folder:
-        gpu = samples.summary_of(made(), Path(folder)).gpu
-    assert gpu is not None
-    return gpu_document(gpu)
+        return gpu_document(samples.gpu_of(made(), Path(folder)))
 
 
 DOCUMENTS: dict[str, Callable[[], Document]] = {

@@ -21,6 +21,7 @@ from perfnb.stacks import tables
 from perfnb.stacks.cprofile import recognised
 from perfnb.stacks.formats import format_of, formats, read_record
 from perfnb.trace.trace_file import Limits
+from tests.damage import mutated
 
 TRACES = Path(os.environ.get("PERFNB_TRACES", Path(__file__).parents[3] / "shared" / "traces"))
 FOREIGN = TRACES.parent / "foreign"
@@ -455,28 +456,6 @@ def test_saved_and_loaded(tmp_path: Path, content: str | bytes) -> None:
     assert str(again) == str(profile)
 
 
-def mutated(data: bytes, chance: random.Random) -> bytes:
-    """Return some bytes changed, cut out, repeated or moved."""
-    found = bytearray(data)
-    for _ in range(chance.choice((1, 1, 2, 8))):
-        if not found:
-            break
-        at = chance.randrange(len(found))
-        wide = chance.choice((1, 2, 4, 16))
-        kind = chance.randrange(5)
-        if kind == 0:
-            found[at] = chance.randrange(256)
-        elif kind == 1:
-            del found[at : at + wide]
-        elif kind == 2:
-            found[at:at] = found[at : at + wide] * chance.choice((1, 3, 50))
-        elif kind == 3:
-            found[at : at + 4] = chance.choice((b"\xff\xff\xff\x7f", b"\xff\xff\xff\xff", b"9999", b"-1e9"))
-        else:
-            del found[at:]
-    return bytes(found)
-
-
 SAMPLES = {
     "collapsed stacks": COLLAPSED.encode(),
     "speedscope profiles": json.dumps(SPEEDSCOPE).encode(),
@@ -485,12 +464,13 @@ SAMPLES = {
 }
 
 
-def fuzz(path: Path, what: str, data: bytes, times: int) -> None:
-    """Read mutations of a file as this format: a record, or a typed error."""
+@pytest.mark.parametrize("times", [40, pytest.param(2000, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("what", SAMPLES)
+def test_damage_gives_a_profile_or_a_typed_error(tmp_path: Path, what: str, times: int) -> None:
     reader = next(each for each in formats() if each.what == what)
-    chance = random.Random(what)
+    path, chance = tmp_path / "file", random.Random(what)
     for _ in range(times):
-        path.write_bytes(mutated(data, chance))
+        path.write_bytes(mutated(SAMPLES[what], chance))
         try:
             record = reader.read(path, Limits())
         except TraceError:
@@ -498,17 +478,6 @@ def fuzz(path: Path, what: str, data: bytes, times: int) -> None:
         profile = perfnb.results.HostProfile(record)
         assert len(profile.functions) >= 0
         assert isinstance(str(profile), str)
-
-
-@pytest.mark.parametrize("what", SAMPLES)
-def test_mutations_give_a_profile_or_a_typed_error(tmp_path: Path, what: str) -> None:
-    fuzz(tmp_path / "file", what, SAMPLES[what], 40)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("what", SAMPLES)
-def test_many_mutations_give_a_profile_or_a_typed_error(tmp_path: Path, what: str) -> None:
-    fuzz(tmp_path / "file", what, SAMPLES[what], 2000)
 
 
 @public

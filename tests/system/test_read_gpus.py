@@ -11,7 +11,7 @@ import pytest
 from perfnb.system.read import gpus as read
 from perfnb.system.read.reading import Unread, Unreadable
 from perfnb.telemetry.sampler.nvml import NONE_32, NONE_64, Gpu, NvmlDevice
-from tests.telemetry.nvml_stand_in import CODES, Gpus, Raised, recent_driver, two_gpus
+from tests.telemetry.nvml_stand_in import Gpus, recent_driver, two_gpus
 
 USUAL = {
     "name": "NVIDIA Stand-in",
@@ -25,18 +25,6 @@ USUAL = {
     "pcie_width": 16,
     "pcie_most_generation": 4,
     "pcie_most_width": 16,
-}
-FUNCTIONS = {
-    "nvmlDeviceGetName": "name",
-    "nvmlDeviceGetPersistenceMode": "persistent",
-    "nvmlDeviceGetPowerManagementLimit": "power_limit_mw",
-    "nvmlDeviceGetPowerManagementDefaultLimit": "power_default_mw",
-    "nvmlDeviceGetEccMode": "ecc",
-    "nvmlDeviceGetTotalEccErrors": "uncorrected",
-    "nvmlDeviceGetCurrPcieLinkGeneration": "pcie_generation",
-    "nvmlDeviceGetCurrPcieLinkWidth": "pcie_width",
-    "nvmlDeviceGetMaxPcieLinkGeneration": "pcie_most_generation",
-    "nvmlDeviceGetMaxPcieLinkWidth": "pcie_most_width",
 }
 
 
@@ -137,13 +125,6 @@ def gpus(nvml_process: Gpus) -> Iterator[Gpus]:
     yield from two_gpus(nvml_process)
 
 
-def why_absent(gpus: Gpus, visible: str | None = None) -> str:
-    with pytest.raises(Raised) as raised:
-        gpus.set_ups(visible)
-    assert raised.value.kind == "Unreadable"
-    return raised.value.words
-
-
 @pytest.mark.slow
 def test_all_is_read_and_nvml_is_shut_down(gpus: Gpus) -> None:
     assert gpus.set_ups() == {
@@ -154,30 +135,3 @@ def test_all_is_read_and_nvml_is_shut_down(gpus: Gpus) -> None:
     called = gpus.calls()
     assert called.count("nvmlInit -") == called.count("nvmlShutdown -") == 1
     assert [call for call in called if "Set" in call] == []  # nothing is changed
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_a_field_may_fail_alone_with_any_error(gpus: Gpus, function: str) -> None:
-    for code in CODES:
-        gpus.set_up({f"1.{function}": code})
-        devices = gpus.set_ups()["devices"]
-        assert devices["GPU 0"] == USUAL
-        failed = devices["GPU 1"].pop(FUNCTIONS[function])
-        assert failed["unread"]
-        assert devices["GPU 1"] == {name: value for name, value in USUAL.items() if name != FUNCTIONS[function]}
-
-
-@pytest.mark.slow
-def test_the_driver_and_whole_gpus_may_fail_with_any_error(gpus: Gpus) -> None:
-    for code in CODES:
-        gpus.set_up({"nvmlSystemGetDriverVersion": code, "nvmlSystemGetCudaDriverVersion": code, "1.error": code})
-        told = gpus.set_ups()
-        assert told["driver"]["unread"]
-        assert told["driver_cuda"]["unread"]
-        assert told["devices"]["GPU 0"] == USUAL
-        assert told["devices"]["GPU 1"]["unread"]
-        gpus.set_up({"init": code})
-        assert why_absent(gpus)
-        gpus.set_up({"nvmlDeviceGetCount": code})
-        assert why_absent(gpus)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from perfnb.system.host import OTHERS
 from perfnb.system.resolution import Resolution, _small_step, find_resolution
 from perfnb.system.system import COLUMNS, SystemCheck
 from perfnb.system.view import RESULTS, system_document
-from tests.telemetry.nvml_stand_in import set_up, stand_in
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -72,18 +70,6 @@ def test_nothing_is_written_elsewhere(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_data_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"there is no '.*missing': pass the file or folder"):
         perfnb.system_check(tmp_path / "missing")
-
-
-@pytest.mark.deep
-@pytest.mark.slow
-def test_gpus_are_checked(tmp_path: Path) -> None:
-    environment = {**os.environ, **stand_in(tmp_path)}
-    environment.pop("CUDA_VISIBLE_DEVICES", None)
-    set_up(tmp_path, {"count": 3, "1.persistence": 0, "2.error": 15})
-    code = "import perfnb; t = perfnb.system_check().checks; print(t[t.check == 'GPU persistence'].found.iloc[0])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-
-    assert done.stdout.strip() == "GPU 0: on; GPU 1: off; GPU 2: could not be read: GPU is lost", done.stderr
 
 
 def test_what_asks_for_attention_comes_first_with_its_reasons() -> None:

@@ -207,12 +207,13 @@ def test_hips_numbers_count_not_the_order_of_amdsmi(machine: Machine, visible: s
     assert machine(*swapped, visible=visible).devices() == expected
 
 
-def test_partitions_that_share_a_uuid_are_all_there(machine: Machine) -> None:
+@pytest.mark.parametrize("others", [(1,), (1, 2)])
+def test_partitions_that_share_a_uuid_are_all_there(machine: Machine, others: tuple[int, ...]) -> None:
     """Some meters exist for the first partition only."""
     rest = {"gpu_activity": {"gfx_activity": "N/A"}, "power_info": {"error": "AMDSMI_STATUS_NOT_SUPPORTED"}}
-    source = machine({}, *(rest | {"gpu_enumeration_info": {"hip_id": hip, "hip_uuid": FIRST}} for hip in (1, 2)))
-    assert source.devices() == ["GPU 0", "GPU 1", "GPU 2"]
-    assert [source.read(device, 1)["power_w"] for device in source.devices()] == [501, None, None]
+    source = machine({}, *(rest | {"gpu_enumeration_info": {"hip_id": hip, "hip_uuid": FIRST}} for hip in others))
+    assert source.devices() == ["GPU 0", *(f"GPU {hip}" for hip in others)]
+    assert [source.read(device, 1)["power_w"] for device in source.devices()] == [501, *[None] * len(others)]
     assert {source.facts(device)["uuid"] for device in source.devices()} == {FIRST}
 
 

@@ -257,7 +257,7 @@ GARBAGE = st.one_of(
 
 @pytest.mark.slow
 @given(st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_garbage_raises_nothing(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     tree = KINDS[data.draw(st.sampled_from(list(KINDS)))][0](Tree(tmp_path_factory.mktemp("cgroups")))
     files = sorted(path for path in (*tree.proc.rglob("*"), *tree.root.rglob("*")) if path.is_file())

@@ -106,23 +106,6 @@ def test_devices_share_the_room() -> None:
         assert len(history.columns()["host"]["t_s"]) < rows
 
 
-@pytest.mark.deep
-@pytest.mark.slow
-def test_a_day_at_two_hertz_takes_less_than_fifty_megabytes() -> None:
-    devices, day = 11, 24 * 3600 * 2
-    history = History(devices)
-    names = [f"metric_{number}" for number in range(16)]
-    values = dict.fromkeys(names, 1.0)
-    own = {"t_s": 0.0, "window_s": 0.5, "read_ms": 0.5, "late_ms": 0.0, "missed_ticks": 0.0}
-    per_device = history._share // (8 * (6 + 16))
-    for device in range(devices):
-        for number in range(min(day, 2 * per_device + 10)):  # full, and coarsened more than once
-            own["t_s"] = number * 0.5
-            history.append(f"gpu{device}", own, values)
-    assert sum(column.nbytes for columns in history.columns().values() for column in columns.values()) < 50e6
-    assert all(columns["readings"].sum() == min(day, 2 * per_device + 10) for columns in history.columns().values())
-
-
 @pytest.mark.parametrize("length", [1, FEWEST_ROWS - 1, FEWEST_ROWS, FEWEST_ROWS + 1, 10 * FEWEST_ROWS])
 def test_no_reading_is_lost_at_any_length(length: int) -> None:
     history = History(1, most_bytes=0)
@@ -135,7 +118,7 @@ def test_no_reading_is_lost_at_any_length(length: int) -> None:
 @pytest.mark.slow
 def test_all_the_past_is_as_fine() -> None:
     history = History(1, most_bytes=0)
-    filled(history, [1.0] * (60 * FEWEST_ROWS))
+    filled(history, [1.0] * (20 * FEWEST_ROWS))
     readings = history.columns()["host"]["readings"]
     assert readings.max() <= 4 * np.median(readings[: len(readings) // 2])
     assert readings[-1] == 1

@@ -32,13 +32,9 @@ class Files:
         place = self.folder / str(pid) / "task" / str(pid)
         place.mkdir(parents=True, exist_ok=True)
         stat = ["0"] * 40
-        stat[0], stat[1], stat[11], stat[13] = (
-            str(had.get("state", "S")),
-            str(parent),
-            str(ticks),
-            str(had.get("reaped", 0)),
-        )
-        stat[19] = str(had.get("begun", 7))
+        stat[0], stat[1], stat[19] = str(had.get("state", "S")), str(parent), str(had.get("begun", 7))
+        reaped = int(had.get("reaped", 0))
+        stat[11:15] = map(str, (ticks - ticks // 3, ticks // 3, reaped // 4, reaped - reaped // 4))
         (place.parents[1] / "statm").write_text(f"9 {had.get('pages', 1)} 0 0 0 0 0\n")
         (place.parents[1] / "stat").write_text(f"{pid} (a) b (c) {' '.join(stat)}\n")
         (place.parents[1] / "io").write_text(f"rchar: 1\nread_bytes: {had.get('read', 0)}\nwrite_bytes: 5\n")

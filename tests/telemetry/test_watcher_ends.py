@@ -16,7 +16,6 @@ from typing import Any
 import psutil
 import pytest
 
-from perfnb.errors import CaptureError
 from perfnb.telemetry import watcher as sampler_process
 from perfnb.telemetry.watcher import Watcher
 from tests.waiting import wait_until
@@ -97,16 +96,6 @@ def test_an_interrupt_of_the_process_group_does_not_end_it() -> None:
         assert watcher.running
 
 
-def test_a_sampler_that_is_killed_is_reported() -> None:
-    with Watcher(0.05) as watcher:
-        wait_until(lambda: watcher.columns().get("host"))
-        assert watcher._process is not None
-        watcher._process.process.kill()
-        watcher._process.thread.join(60)
-        assert not watcher.running
-        assert watcher.notes == [f"The sampler ended by itself after {watcher.meta['ticks']} readings."]
-
-
 def interrupted_after(seconds: float) -> threading.Timer:
     timer = threading.Timer(seconds, signal.raise_signal, [signal.SIGINT])
     timer.start()
@@ -163,12 +152,6 @@ def test_an_interrupt_that_ends_the_sampler_as_it_starts_is_an_interrupt(
     assert process.ended
 
 
-def test_a_sampler_that_reads_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfnb.telemetry.watcher.SamplerProcess", Starting())
-    with pytest.raises(CaptureError, match="sent no reading: KeyboardInterrupt"):
-        Watcher(0.1)
-
-
 def test_an_interrupt_does_not_wait_for_the_first_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupted(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
@@ -180,13 +163,6 @@ def test_an_interrupt_does_not_wait_for_the_first_reading(monkeypatch: pytest.Mo
     with pytest.raises(KeyboardInterrupt):
         Watcher(0.1)
     assert process.ended
-
-
-def test_an_interrupt_of_the_process_group_does_not_end_it_as_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    boot = f"import os, signal; os.kill(os.getpid(), signal.SIGINT); {sampler_process._BOOT}"
-    monkeypatch.setattr(sampler_process, "_BOOT", boot)
-    with Watcher(0.1) as watcher:
-        assert watcher.running
 
 
 @pytest.mark.slow

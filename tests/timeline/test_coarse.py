@@ -155,7 +155,7 @@ def test_links_of_a_coarser_timeline_lead_where_they_led(shortest: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 990), st.integers(0, 300), st.integers(1, 3)), max_size=25), st.integers(1, 400)
 )

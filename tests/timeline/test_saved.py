@@ -26,7 +26,7 @@ from tests.timeline.test_view import LARGE, scattered, timeline, unpacked
 
 
 def test_a_notebook_keeps_little_and_its_kernel_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = scattered(3000)
+    line = scattered(1500)
     rows = [-1] * len(line.layers)
 
     assert bytes_of_report(None, []) == (b"", None)
@@ -68,6 +68,7 @@ def drawn_out(events: int, steps: int = 3) -> Timeline:
     return replace(line, tracks=tracks, rows=rows)
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.parametrize(("events", "steps"), [(300_000, 3), (1_000, 60_000)])
 def test_what_a_notebook_saves_of_a_long_profile_is_2_mb_at_most(events: int, steps: int) -> None:
@@ -135,7 +136,7 @@ def test_a_widget_makes_the_whole_when_asked_and_holds_nothing_once_closed(monke
             self.made += 1
             return line
 
-    line, source = scattered(3000), Source()
+    line, source = scattered(1500), Source()
     monkeypatch.setattr("perfnb.timeline.data.NOTEBOOK_BYTES", 5_000)
     again = WeakMethod(source.timeline)
     made: list[Any] = []

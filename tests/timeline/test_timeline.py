@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import perfnb
 from perfnb.attribution.attribution import attribute
-from perfnb.attribution.tables import phase_table
 from perfnb.memory.allocations import watched_memory
 from perfnb.recording.recording import Recording
 from perfnb.timeline.build import _own_name, _without_slivers, timeline_of
@@ -93,14 +92,16 @@ def test_layers_nest_in_forward_and_neighbouring_nodes_join_in_backward() -> Non
     assert {line.layers[code] for code in rows["layer"]} == {"net", "net.first", "net.second", "(loss)"}
 
 
-def test_the_rows_of_a_track_are_in_order_of_depth_and_time() -> None:
+def test_the_rows_of_a_track_are_in_order_of_depth_and_time_and_do_not_overlap() -> None:
     # The report looks for a depth's rows by halving: in another order it draws them over each other.
-    line = timeline(training())
+    whole = timeline(training())
 
-    for track in line.tracks:
-        rows = line.rows_on(track)
+    for each, track in [(line, track) for line in (whole, coarser(whole, 20 * US)) for track in line.tracks]:
+        rows = each.rows_on(track)
         assert rows["depth"].tolist() == sorted(rows["depth"])
-        assert all(part["start"].is_monotonic_increasing for _, part in rows.groupby("depth"))
+        assert track.depth == rows["depth"].max() + 1
+        for _, part in rows.groupby("depth"):
+            assert (part["start"].to_numpy()[1:] >= (part["start"] + part["duration"]).to_numpy()[:-1]).all()
 
 
 def test_tracks_follow_each_other_and_the_layers_say_what_their_bars_are() -> None:
@@ -251,10 +252,11 @@ S = 1_000_000  # in the microseconds of a recording by hand
 
 
 def counted_at_half_speed() -> ByHand:
-    """Return the watched step of 200 s, where everything takes twice as long as in the traced ones."""
-    made = ByHand().step(0, 200 * S).op("aten::a", 20 * S, 40 * S).op("aten::b", 60 * S, 100 * S)
-    made.op("aten::c", 160 * S, 180 * S)
-    return made.alloc(60 * S, 1, 1000).alloc(160 * S, 2, 500).alloc(180 * S, 2, -500)
+    """Return the watched step of 200 s from 50 s on, where everything takes twice as long as in the traced ones."""
+    made = ByHand().step(50 * S, 250 * S)
+    for name, begin, end in (("aten::a", 70, 90), ("aten::b", 110, 150), ("aten::c", 210, 230)):
+        made.op(name, begin * S, end * S)
+    return made.alloc(110 * S, 1, 1000).alloc(210 * S, 2, 500).alloc(230 * S, 2, -500)
 
 
 @pytest.mark.parametrize(
@@ -365,58 +367,6 @@ def test_overlaps_that_may_be_rounding_are_cut(unit: int, ends: list[int]) -> No
     start, end = np.array([10, 20, 31, 41, 41, 60]), np.array([20, 32, 43, 70, 60, 90])
     assert _without_slivers(start, end, unit).tolist() == ends
     assert end.tolist() == [20, 32, 43, 70, 60, 90]
-
-
-@pytest.fixture(scope="module")
-def profile() -> perfnb.Profile:
-    import torch
-    from torch import nn
-
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(8, 16), nn.Sequential(nn.ReLU(), nn.Linear(16, 16)), nn.Linear(16, 2))
-    optimizer = torch.optim.Adam(net.parameters())
-    x, y = torch.randn(4, 8), torch.randn(4, 2)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        nn.functional.mse_loss(net(x), y).backward()
-        optimizer.step()
-
-    return perfnb.profile_step(step, warmup=2, steps=2, traced=2, flops=False)
-
-
-@pytest.mark.slow
-def test_a_real_profile_is_there_in_full(profile: perfnb.Profile) -> None:
-    recording = profile._recording
-    line = timeline(recording)
-
-    on_tracks = sum(track.count for track in line.tracks if track.kind in ("thread", "stream"))
-    assert on_tracks == len(profile.events)
-    (layers,), (phases,) = line.of("layers"), line.of("phases")
-    rows = line.rows_on(layers)
-    forward = rows[rows["kind"] == line.kinds.index("forward")]
-    spans = recording.events[recording.events["span"] >= 0]
-    assert len(forward) == len(spans) == 2 * 6  # six modules, two steps
-    assert sorted(forward["duration"]) == sorted(spans["duration_ns"])
-    backward = rows[(rows["kind"] == line.kinds.index("backward")) & (rows["depth"] == 0)]
-    assert [line.layers[code] for code in backward.sort_values("start")["layer"]].count("net") == 2
-    table = phase_table(attribute(recording))
-    of_phases = line.rows_on(phases)
-    sums = of_phases.groupby([line.kinds[code] for code in of_phases["kind"]])["duration"].sum() / 2e6
-    assert sums.to_dict() == pytest.approx(table.loc[table["ms"] > 0, "ms"].to_dict())
-    (curve,) = line.memory
-    assert curve.note.endswith("aligned by op")
-    assert len(curve.bytes) == 2 * len(profile.memory)
-
-
-@pytest.mark.slow
-def test_no_two_intervals_at_one_depth_overlap(profile: perfnb.Profile) -> None:
-    for line in (timeline(profile._recording), coarser(timeline(profile._recording), 20_000)):
-        for track in line.tracks:
-            rows = line.rows_on(track)
-            assert track.depth > rows["depth"].max()
-            for _, group in rows.groupby("depth"):
-                assert (group["start"].to_numpy()[1:] >= (group["start"] + group["duration"]).to_numpy()[:-1]).all()
 
 
 def test_one_step_is_cut_out_and_its_tracks_are_summed() -> None:

@@ -195,14 +195,3 @@ def test_real_files_of_horovod_and_others_are_events() -> None:
     }  # fmt: skip
     assert len(read(FOREIGN / "trace_event" / "multiprocess.json", LIMITS)) == 8
     assert len(read(FOREIGN / "tf_trace" / "tf2_profiler.trace.json.gz", LIMITS)) == 798
-
-
-@real
-@pytest.mark.parametrize("path", sorted((TRACES / "tf_timeline").glob("*.json")), ids=lambda path: path.stem)
-def test_timelines_of_tensorflow_1_are_like_any_other_chrome_trace(path: Path) -> None:
-    timed = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
-
-    trace = read(path, LIMITS)
-
-    assert trace.categories == ["cpu_op"]
-    assert trace.duration_ns.sum() == sum(event["dur"] for event in timed) * 1000

@@ -60,6 +60,8 @@ def test_the_larger_of_what_is_sent_and_received(
         ("c10d::wait_", False, False),
         ("gloo:all_reduce", True, True),
         ("xccl:broadcast", True, True),
+        ("mpi:all_reduce", True, True),
+        ("ucc:all_reduce", True, True),
         ("gloo:wait", False, False),
         ("my gloo:all_reduce", False, False),
         ("all_reduce", False, False),

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import perfnb
@@ -19,6 +18,7 @@ from perfnb.errors import TraceError
 from perfnb.trace import chrome_json
 from perfnb.trace.columns import TraceColumns
 from perfnb.trace.kineto import decode, read
+from tests.laws import holds_of
 
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 9, "ts": 1.5, "dur": 2.25, "args": {}}
 WHOLE = json.dumps({"traceEvents": [EVENT] * 3}).encode()
@@ -163,33 +163,13 @@ def is_a_trace_or_the_one_error(data: bytes) -> None:
     assert [whole.names[code] for code in whole.name] == [event.get("name", "") for event in timed]
 
 
-@given(BYTES)
-@example(b"\xff\xfe")
-@settings(max_examples=80)
+@holds_of(BYTES, some=80, many=5_000)
 def test_random_bytes_are_a_trace_or_the_one_error(data: bytes) -> None:
     is_a_trace_or_the_one_error(data)
 
 
-@pytest.mark.slow
-@given(JSON)
-@settings(max_examples=80)
+@holds_of(JSON, some=80, many=5_000)
 def test_random_json_is_a_trace_or_the_one_error(data: bytes) -> None:
-    is_a_trace_or_the_one_error(data)
-
-
-@pytest.mark.simulation
-@pytest.mark.timeout(1800)
-@given(BYTES)
-@settings(max_examples=5_000)
-def test_five_thousand_random_texts(data: bytes) -> None:
-    is_a_trace_or_the_one_error(data)
-
-
-@pytest.mark.simulation
-@pytest.mark.timeout(1800)
-@given(JSON)
-@settings(max_examples=5_000, suppress_health_check=[HealthCheck.too_slow])
-def test_five_thousand_random_values_as_json(data: bytes) -> None:
     is_a_trace_or_the_one_error(data)
 
 

@@ -14,8 +14,8 @@ import pytest
 
 import perfnb
 from perfnb.errors import TraceError
-from perfnb.trace import trace_steps
-from perfnb.trace.kineto import decode
+from perfnb.trace import trace_file, trace_steps
+from perfnb.trace.kineto import decode, read
 
 Events = list[dict[str, Any]]
 
@@ -165,10 +165,9 @@ HEADER = b"\x1f\x8b\x08%c" + bytes(6)
     ("data", "why"),
     [
         (HEADER % 8 + b"a" * 2**24, "cut off after byte 16,777,226"),
-        (HEADER % 16 + b"a" * 2**24, "cut off after byte 16,777,226"),
         (gzip.compress(b"") * 2**18, "it is empty"),
     ],
-    ids=["a name", "a comment", "empty parts"],
+    ids=["a name", "empty parts"],
 )
 @pytest.mark.timeout(60)
 def test_compressed_data_that_unpacks_to_nothing_is_an_error(tmp_path: Path, data: bytes, why: str) -> None:
@@ -179,15 +178,15 @@ def test_compressed_data_that_unpacks_to_nothing_is_an_error(tmp_path: Path, dat
         perfnb.load(path)
 
 
-@pytest.mark.slow
-def test_what_hardly_compresses_is_read(tmp_path: Path) -> None:
-    texts = np.random.default_rng(3).integers(32, 127, (300, 8192), dtype=np.uint8)
+def test_what_hardly_compresses_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_file, "_PACKED_BLOCK", 2**10)
+    texts = np.random.default_rng(3).integers(32, 127, (300, 64), dtype=np.uint8)
     events = [event(bytes(text).decode(), place, 0.5) for place, text in enumerate(texts)]
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(json.dumps(events).encode()))
-    assert path.stat().st_size > 1.5 * 2**20
+    assert path.stat().st_size > 10 * 2**10
 
-    assert len(perfnb.load(path).events) == 300
+    assert len(read(path)) == 300
 
 
 def test_escaped_text_takes_no_more_memory_than_other_text() -> None:

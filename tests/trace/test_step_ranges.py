@@ -125,9 +125,20 @@ def test_loading_takes_the_name(tmp_path: Path) -> None:
     assert isinstance(p, perfnb.Profile)
     assert p.steps["step"].tolist() == [0, 1, 2]
     assert p.ops.loc["aten::mm", "calls"] == 9
+    with pytest.raises(TraceError, match=r"no range named 'epoch' to mark its steps; it has 'train' \(3\)"):
+        perfnb.load(path, steps="epoch")
+    with pytest.raises(TypeError, match="steps must be the name of a range"):
+        perfnb.load(path, steps=3)  # type: ignore[arg-type]
+    with pytest.raises(TraceError, match="Steps can be named only in traces"):
+        perfnb.load(p.save(tmp_path / "saved"), steps="train")
 
 
-def test_what_repeats_is_guessed() -> None:
+def test_what_repeats_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [event(f"Train step {number}", number * 100, 30) for number in range(3)]
+    for most, expected in ((3, [0, 1, 2]), (2, [])):
+        with monkeypatch.context() as patch:
+            patch.setattr("perfnb.trace.step_ranges.MOST_STEPS", most)
+            assert guessed(*many) == expected
     assert guessed() == []
     assert guessed(*(event(f"Train step {number + 7}", number * 100, 30) for number in range(3))) == [7, 8, 9]
     assert guessed(*(event("all of it", start, 95) for start in (0, 100, 200))) == [0, 1, 2]

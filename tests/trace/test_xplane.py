@@ -230,6 +230,13 @@ def test_a_walk_never_leaves_its_message() -> None:
         list(protobuf.spans(data, 2, 2 + len(inner) - 1))
 
 
+@pytest.mark.parametrize(
+    ("value", "number"), [(0, 0), (2**63 - 1, 2**63 - 1), (2**63, -(2**63)), (2**64 - 1, -1), (b"\x05", 0)]
+)
+def test_a_number_is_signed_and_bytes_are_none(value: Any, number: int) -> None:
+    assert protobuf.signed(value) == number
+
+
 @pytest.mark.skipif(not REAL.is_file(), reason=f"no folder of foreign files at {FOREIGN}; set PERFNB_TRACES")
 def test_a_real_file_has_the_kernels_that_are_known() -> None:
     trace = read(REAL, LIMITS)

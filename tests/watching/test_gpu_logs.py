@@ -209,7 +209,7 @@ def test_limits_hold(tmp_path: Path) -> None:
         perfnb.load(path)
 
 
-@pytest.mark.parametrize("count", [24, pytest.param(2000, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("count", [12, pytest.param(2000, marks=pytest.mark.deep)])
 def test_any_damage_is_an_error_or_a_watch(tmp_path: Path, count: int) -> None:
     chance, read_anyway, path = random.Random(9), 0, tmp_path / "a.log"
     for number in range(count):

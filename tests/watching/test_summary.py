@@ -27,7 +27,7 @@ def samples(device: str = "host", interval: float = 0.5, **metrics: list[float |
 
 @given(
     st.lists(st.tuples(st.floats(-1e6, 1e6), st.integers(1, 9)), min_size=1, max_size=40),
-    st.sampled_from([0.1, 0.5, 0.95]),
+    st.sampled_from([0.1, 0.5, 0.95, 1.0]),
 )
 def test_a_weight_counts_as_so_many_equal_values(pairs: list[tuple[float, int]], q: float) -> None:
     values, weights = (np.array(column, dtype=float) for column in zip(*pairs, strict=True))

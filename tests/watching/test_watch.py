@@ -24,22 +24,13 @@ from perfnb.recording.schema import SCHEMA
 from perfnb.telemetry.history import MOST_MARKS, Marks
 from perfnb.watching.watch import CellMarks, LivePanel
 from tests.fake_clock import FakeClock
+from tests.recordings import ByHand
 from tests.waiting import wait_until
 from tests.watching import watch_samples
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 ROOT = Path(__file__).parents[2]
-
-
-def sleeping_step(seconds: float) -> Callable[[], None]:
-    layer = torch.nn.Linear(4, 4)
-
-    def step() -> None:
-        time.sleep(seconds)
-        layer(torch.ones(1, 4)).sum().backward()
-
-    return step
 
 
 def read_again(w: perfnb.Watch, times: int = 3) -> None:
@@ -240,25 +231,23 @@ def test_a_watch_that_cannot_start_leaves_no_sampler(
     assert made[0].ended
 
 
-def test_frames_are_the_readers_own() -> None:
-    with perfnb.watch(0.05) as w:
-        read_again(w)
+def test_frames_are_the_readers_own(by_hand: Callable[..., perfnb.Watch]) -> None:
+    w = by_hand()
     frame = w.samples
-    frame["t_s"] = 0.0
-    assert w.samples["t_s"].max() > 0
+    frame["t_s"] = 5.0
+    assert w.samples["t_s"].tolist() == [0.0]
 
 
-def test_an_exception_reaches_the_user_and_the_watch_ends() -> None:
-    with pytest.raises(ZeroDivisionError), perfnb.watch(0.05) as w, w.mark("bad"):
+def test_an_exception_reaches_the_user_and_the_watch_ends(by_hand: Callable[..., perfnb.Watch]) -> None:
+    with pytest.raises(ZeroDivisionError), by_hand() as w, w.mark("bad"):
         1 / 0  # noqa: B018
     assert not w.running
     assert w.marks["end_s"].notna().all()
 
 
-@pytest.mark.slow
-def test_a_saved_watch_is_loaded(tmp_path: Path) -> None:
-    with perfnb.watch(0.05) as w, w.mark("a"):
-        read_again(w)
+def test_a_saved_watch_is_loaded(tmp_path: Path, by_hand: Callable[..., perfnb.Watch]) -> None:
+    with by_hand() as w, w.mark("a"):
+        sampler_of(w).read(0.5, 10.0)
     loaded = perfnb.load(w.save(tmp_path / "w"))
     assert isinstance(loaded, perfnb.Watch)
     pd.testing.assert_frame_equal(loaded.samples, w.samples)
@@ -283,7 +272,13 @@ def test_importing_the_watch_loads_no_torch() -> None:
 
 @pytest.mark.slow
 def test_a_watched_profile_has_samples_on_the_time_of_its_steps() -> None:
-    profile = perfnb.profile_step(sleeping_step(0.12), warmup=1, steps=12, watch=True, memory=False, flops=False)
+    layer = torch.nn.Linear(4, 4)
+
+    def step() -> None:
+        time.sleep(0.12)
+        layer(torch.ones(1, 4)).sum().backward()
+
+    profile = perfnb.profile_step(step, warmup=1, steps=12, watch=True, memory=False, flops=False)
 
     steps, samples = profile.steps, profile.samples
     assert steps["start_s"].iloc[0] == 0.0
@@ -297,7 +292,7 @@ def test_a_watched_profile_has_samples_on_the_time_of_its_steps() -> None:
 
 
 def test_a_profile_that_was_not_watched_has_no_samples() -> None:
-    profile = perfnb.profile_step(sleeping_step(0.001), warmup=1, steps=2, memory=False, flops=False)
+    profile = perfnb.Profile(ByHand().step(0, 10).recording())
     assert profile.samples.empty
     assert "machine" not in [tab.kind for tab in report_document(profile._summary).tabs]
 
@@ -314,17 +309,17 @@ def test_a_watch_that_nobody_holds_ends() -> None:
     assert not thread.is_alive()
 
 
-def test_marks_that_were_dropped_are_told_of() -> None:
-    with perfnb.watch(0.5) as w:
+def test_marks_that_were_dropped_are_noted(by_hand: Callable[..., perfnb.Watch]) -> None:
+    with by_hand() as w:
         for number in range(MOST_MARKS + 1):
             with w.mark(f"step {number}"):
                 pass
     assert any("marks were dropped" in note for note in w.notes)
 
 
-def test_a_mark_after_the_end_is_not_kept_and_that_is_said() -> None:
-    with perfnb.watch(0.05) as w:
-        read_again(w)
+def test_a_mark_after_the_end_is_not_kept_and_that_is_said(by_hand: Callable[..., perfnb.Watch]) -> None:
+    w = by_hand()
+    w.stop()
     with pytest.warns(UserWarning, match="The watch has ended: the mark 'late' is ignored"), w.mark("late"):
         pass
     assert w.marks.empty
@@ -359,22 +354,22 @@ class _Shell:
             callback(None)
 
 
-def test_cells_are_marked_from_start_to_end_until_the_watch_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_are_marked_from_start_to_end_until_the_watch_stops(
+    by_hand: Callable[..., perfnb.Watch], monkeypatch: pytest.MonkeyPatch
+) -> None:
     shell = _Shell()
     monkeypatch.setattr("perfnb.watching.watch.running_shell", lambda: shell)
-    w = perfnb.watch(0.05)
-    try:
-        shell.tell("pre_run_cell")
-        shell.execution_count += 1
-        shell.tell("pre_run_cell")  # a cell that a cell runs
-        shell.tell("post_run_cell")
-        assert w.marks["name"].tolist() == ["cell 7", "cell 8"]
-        assert w.marks["depth"].tolist() == [0, 1]
-        assert w.marks["end_s"].isna().tolist() == [True, False]
-        shell.tell("post_run_cell")
-        assert w.marks["end_s"].notna().all()
-    finally:
-        w.stop()
+    w = by_hand()
+    shell.tell("pre_run_cell")
+    shell.execution_count += 1
+    shell.tell("pre_run_cell")  # a cell that a cell runs
+    shell.tell("post_run_cell")
+    assert w.marks["name"].tolist() == ["cell 7", "cell 8"]
+    assert w.marks["depth"].tolist() == [0, 1]
+    assert w.marks["end_s"].isna().tolist() == [True, False]
+    shell.tell("post_run_cell")
+    assert w.marks["end_s"].notna().all()
+    w.stop()
     assert shell.callbacks == {"pre_run_cell": [], "post_run_cell": []}
 
 
