@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import namedtuple
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from perfnb.bench.input_trial import StandIn
+from perfnb.bench.restored import Restored
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -228,3 +231,48 @@ def test_a_parameter_gets_its_gradient_whatever_the_layout_or_dtype(module: type
         (torch.sparse.sum(output) if output.is_sparse else output.sum()).backward()
 
         assert any(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_training_is_put_back_bit_by_bit() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 1))
+    other = nn.Linear(1, 1)
+    optimizer = torch.optim.AdamW([*model.parameters(), *other.parameters()], lr=0.1)
+    fresh = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    def train() -> None:
+        optimizer.zero_grad()
+        other(model(torch.randn(8, 4))).sum().backward()
+        optimizer.step()
+        fresh.step()
+        schedule.step()
+        model.train(not model.training)
+        model[1].running_mean = torch.ones(4)
+
+    optimizer.zero_grad()
+    other(model(torch.randn(8, 4))).sum().backward()
+    optimizer.step()
+
+    def state() -> Any:
+        from copy import deepcopy
+
+        grads = [each.grad for each in (*model.parameters(), *other.parameters())]
+        return deepcopy(
+            (model.state_dict(), other.state_dict(), optimizer.state_dict(), fresh.state_dict(), grads,
+             schedule.state_dict(), [each.training for each in model.modules()], torch.get_rng_state())
+        )  # fmt: skip
+
+    before, mean = state(), model[1].running_mean
+
+    def trains_and_fails() -> None:
+        train()
+        train()
+        assert not torch.equal(model[0].weight, before[0]["0.weight"])
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), Restored([model], [optimizer, schedule]):
+        trains_and_fails()
+
+    torch.testing.assert_close(state(), before, rtol=0, atol=0)
+    assert model[1].running_mean is mean
+    assert not sys.modules[Optimizer.__module__]._global_optimizer_pre_hooks

@@ -140,3 +140,33 @@ def test_a_page_of_a_comparison_is_written(tmp_path: Path) -> None:
     done = called("compare", a, b, "--fail-if-slower", 3, "--html", tmp_path / "c.html")
     assert (done.returncode, done.stdout.splitlines()[0]) == (1, f"Written to {tmp_path / 'c.html'}.")
     assert "b against a" in (tmp_path / "c.html").read_text("utf-8")
+
+
+def profile(folder: Path, name: str, length: float) -> Path:
+    steps = ByHand().step(0, length).op("aten::mm", 0, length / 2)
+    return Profile(steps.recording(name=name)).save(folder / name)
+
+
+@pytest.mark.slow
+def test_two_profiles_are_compared(tmp_path: Path) -> None:
+    a, b = profile(tmp_path, "old", 1000), profile(tmp_path, "new", 1500)
+
+    done = called("compare", a, b, "--fail-if-slower", 20)
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert lines[0] == "perfnb · comparison of profiles · new against old"
+    assert lines[1].startswith("Slower: a step takes 1.50 × [1.50, 1.50] the baseline's time, 50 % more, not measured")
+    assert f"baseline: {a}" in " ".join(lines)
+    assert lines[-1].startswith("Failed: slower by more than 20 %")
+
+    found = called("compare", a, b, "--fail-if-slower", 20, "--json")
+    value = json.loads(found.stdout)
+    assert found.returncode == 1
+    assert (value["kind"], value["failed"], value["fail_if_slower_percent"]) == ("comparison of profiles", True, 20)
+    sections = {section["key"]: section for section in value["sections"]}
+    assert sections["effects"]["rows"][0]["ratio"] == pytest.approx(1.5)
+    assert [row[3] for row in sections["ops"]["rows"]] == [pytest.approx(0.25)]
+
+    page = called("compare", a, b, "--html", tmp_path / "c.html")
+    assert page.returncode == 0
+    assert "new against old" in (tmp_path / "c.html").read_text("utf-8")

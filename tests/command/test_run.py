@@ -184,3 +184,22 @@ def test_levers_are_tried_on_the_steps_of_a_script(tmp_path: Path) -> None:
     made = "optimizer = torch.optim.AdamW(model.parameters(), lr=0.001, fused=True)  # planted.py:"
     assert tried[1]["code"][0].startswith(made)
     assert "Tried during the run: time of a step with each lever" in perfnb("show", "kept", cwd=tmp_path).stdout
+
+
+def test_an_error_in_the_loop_has_a_traceback_of_its_own(tmp_path: Path) -> None:
+    script = """
+from torch.utils.data import DataLoader, Dataset
+class Damaged(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        raise OSError("damaged file")
+for batch in DataLoader(Damaged()):
+    pass
+"""
+    (tmp_path / "train.py").write_text(script)
+    alone = python("train.py", cwd=tmp_path)
+
+    done = perfnb("run", "train.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.partition("\nperfnb")[0] == alone.stderr

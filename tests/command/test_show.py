@@ -19,6 +19,9 @@ from perfnb.command.sub_command import WrongUse
 from perfnb.profile.profile import Profile
 from perfnb.ranks.ranks import Ranks
 from tests.command.processes import called, command, environment
+from tests.experiments.ab_samples import SAME, experiment
+from tests.memory.snapshots import dumped, small
+from tests.ranks.rank_traces import rank_trace, written
 from tests.recordings import ByHand
 
 
@@ -172,3 +175,36 @@ def test_the_machine_is_checked() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("perfnb · system check · the machine")
     assert json.loads(called("system", "--json").stdout)["kind"] == "system check"
+
+
+def ranks(folder: Path) -> list[Path]:
+    (folder / "traces").mkdir()
+    return written(folder / "traces", [rank_trace(late) for late in (0, 10, 20, 0)])
+
+
+def kinds(folder: Path) -> dict[str, Path]:
+    """Something of each kind that `perfnb.load` reads."""
+    traces = ranks(folder)
+    snapshot = folder / "snapshot.pickle"
+    snapshot.write_bytes(dumped(small()))
+    with package.watch(0.05) as watch:
+        pass
+    return {
+        "Profile": traces[0],
+        "Timing": package.Timing((1.0,) * 8).save(folder / "timing"),
+        "ABTest": package.results.ABTest(**vars(experiment(0.9)), quality=SAME, change="fused").save(folder / "report"),
+        "Watch": watch.save(folder / "watch"),
+        "MemorySnapshot": snapshot,
+        "Ranks": folder / "traces",
+    }
+
+
+@pytest.mark.slow
+def test_every_kind_shows_itself(tmp_path: Path) -> None:
+    for kind, path in kinds(tmp_path).items():
+        text = called("show", path)
+        assert (text.returncode, text.stderr) == (0, ""), kind
+        assert max(map(len, text.stdout.splitlines())) <= 100, kind
+        assert json.loads(called("show", path, "--json").stdout)["kind"], kind
+        assert called("show", path, "--html", tmp_path / "page.html").returncode == 0, kind
+        assert "<html" in (tmp_path / "page.html").read_text("utf-8")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import perfnb
 from tests.planted_steps import loader
@@ -53,3 +54,34 @@ def test_threads_that_fit_are_not_tried() -> None:
 
     assert "threads_tried" not in p.meta
     assert "trial" not in set(p.steps["pass"])
+
+
+class Block(nn.Module):
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.again = again
+        self.layers = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.layers, x, use_reentrant=False) if self.again else self.layers(x)
+
+
+def peak(again: bool) -> tuple[int, perfnb.Profile]:
+    model, x = nn.Sequential(*[Block(again) for _ in range(16)]), torch.randn(2500, 64)
+    p = perfnb.profile_step(lambda: model(x).sum().backward(), warmup=1, steps=2, traced=1, flops=False)
+    return int(p.memory["total"].max()), p
+
+
+@pytest.mark.deep
+def test_activations_that_dominate_are_found_with_what_removing_them_frees() -> None:
+    most, profile = peak(again=False)
+    table = profile.findings
+    least, _ = peak(again=True)
+
+    assert "activation memory" in table["bottleneck"].tolist()
+    row = table[table["bottleneck"] == "activation memory"].iloc[0]
+    # Without the activations of all blocks but one, which is computed again at a time.
+    assert row["bound_bytes"] == pytest.approx(most - least, rel=0.2)
+    assert row["bound_ms"] is None or str(row["bound_ms"]) == "<NA>"
+    times = table[table["bound_ms"].notna()]
+    assert table["bottleneck"].tolist().index("activation memory") == len(times)

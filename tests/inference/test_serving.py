@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -258,3 +259,21 @@ def test_a_server_that_waits_for_its_request_stops_when_another_fails(clock: Fak
 
 def test_the_time_of_a_request_is_in_milliseconds() -> None:
     assert Served(0, "", 1_000_000, 2_000_000, 5_500_000_000, 0).service_ms == 5498.0
+
+
+def test_a_freeze_is_seen_by_all_who_had_to_wait_for_it(clock: FakeClock) -> None:
+    """A closed loop omits the requests that would have come meanwhile: its control reports nothing."""
+    calls = []
+
+    def freezes_once(request: int) -> None:
+        calls.append(request)
+        clock.pass_exactly(2_000 if len(calls) == 100 else 10)
+
+    def run(arrivals_ms: list[float] | None) -> np.ndarray:
+        calls.clear()
+        requests = Requests([0])
+        served = RequestQueue(requests, requests.draws(0), 400, 1e9, arrivals_ms).serve(freezes_once)
+        return np.array([(one.end_ns - one.arrival_ns) / 1e6 for one in served])
+
+    assert np.quantile(run([50.0 * number for number in range(400)]), 0.99) > 1_000
+    assert np.quantile(run(None), 0.99) < 100

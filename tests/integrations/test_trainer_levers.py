@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import random
+import signal
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from perfnb.bench import restored
 from perfnb.bench.restored import random_state
-from perfnb.remedies import measuring, verdicts
+from perfnb.integrations.trainer_levers import try_on
+from perfnb.remedies import levers, measuring, verdicts
+from perfnb.remedies.lever import Lever
 from perfnb.remedies.state import digest
 from tests.integrations.trainings import (
     ROWS,
@@ -272,3 +279,124 @@ def test_what_a_trainer_of_transformers_collects_is_put_back(tmp_path: Path) -> 
     assert [(one["lever"], one["left"]) for one in profiler.run.tried] == [(FREE[0], 20 - 14)]
     assert "Tried during the run" in str(profiler.run)
     assert trainer.count == len(trainer.metrics["train"]["rows"]) == 20
+
+
+class Points:
+    """Points in a training and in a trial, one of which fails."""
+
+    def __init__(self) -> None:
+        self.passed, self._at, self._fail = 0, -1, lambda: None
+
+    def plan(self, at: int, fail: Callable[[], Any]) -> None:
+        self.passed, self._at, self._fail = 0, at, fail
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        self.passed += 1
+        if self.passed == self._at:
+            self._fail()
+
+    def before(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def both(*args: Any, **kwargs: Any) -> Any:
+            self()
+            return function(*args, **kwargs)
+
+        return both
+
+    def plant(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Before each forward, in its backward, and around the optimizer's step."""
+        model.register_forward_pre_hook(self)
+        next(model.parameters()).register_hook(self)
+        optimizer.register_step_pre_hook(self)
+        optimizer.register_step_post_hook(self)
+
+    def lever(self) -> Lever:
+        """Return one that does nothing, with points in its parts."""
+
+        @contextmanager
+        def prepared(_: Any) -> Iterator[Any]:
+            self()
+            yield switch
+
+        @contextmanager
+        def switch() -> Iterator[None]:
+            self()
+            yield
+            self()
+
+        return Lever("planted", "does nothing", lambda _: "", prepared, lambda _: [])
+
+
+def out_of_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def broken() -> None:
+    raise RuntimeError("broken")
+
+
+def interrupted() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+@EACH
+@pytest.mark.deep
+def test_a_run_continues_unharmed_whatever_fails_in_a_trial_and_when(
+    callback: Any, train: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import lightning
+    from transformers import TrainerCallback
+
+    passes, outcomes = Points(), list[tuple[str, Any]]()
+    monkeypatch.setattr(levers, "LEVERS", (*levers.LEVERS, passes.lever()))
+    monkeypatch.setattr(restored, "_copy", passes.before(restored._copy))  # an allocation of perfnb's own
+    for schedule in (torch.optim.lr_scheduler.ExponentialLR, torch.optim.lr_scheduler.LambdaLR):
+        monkeypatch.setattr(schedule, "get_lr", passes.before(schedule.get_lr))
+
+    class Plants(TrainerCallback if callback is for_transformers else lightning.Callback):  # type: ignore[misc]
+        def on_train_begin(self, *_: Any, model: Any, optimizer: Any, **__: Any) -> None:
+            passes.plant(model, optimizer.optimizer)
+
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            passes.plant(module.net, trainer.optimizers[0])
+
+    class Fails(type(callback())):  # type: ignore[misc]
+        """Tries again and again, and fails at another point each time."""
+
+        def _try(self) -> None:
+            self._to_try = False
+            driver, step = self._steps.driver, self._step()
+            found = inspect.getclosurevars(step.run).nonlocals
+            schedules = [found["scheduler"]] if "scheduler" in found else [one.scheduler for one in found["configs"]]
+
+            def state() -> list[str]:
+                known = [one.state_dict() for one in (step.model, step.optimizer, *schedules)]
+                counted = found["loop"].state_dict() if "loop" in found else vars(found["trainer"].state)
+                return [digest(one) for one in (*known, random_state(), counted)]
+
+            def attempt() -> Any:
+                try:
+                    return try_on(self._step(), driver.profiles[0], ["planted"], 3600.0, "training")
+                except KeyboardInterrupt:
+                    return "interrupted"
+
+            before = state()
+            passes.plan(-1, broken)
+            assert attempt().table.loc["planted", "verdict"] != "not tried"
+            for at in random.Random(2).sample(range(1, passes.passed), 5):
+                for fail in (interrupted, broken, out_of_memory):
+                    passes.plan(at, fail)
+                    outcomes.append((fail.__name__, attempt()))
+                    assert passes.passed >= at
+                    assert state() == before, (at, fail)
+            passes.plan(-1, broken)
+
+    def run(*callbacks: Any) -> nn.Module:
+        return train(tmp_path, Plants(), *callbacks, steps=24, **options_of(callback))
+
+    tried, plain = run(Fails(try_levers=True, **SHORT)), run()
+    assert same(tried, plain)
+    assert [outcome for kind, outcome in outcomes if kind == "interrupted"] == ["interrupted"] * 5
+    others = [outcome for kind, outcome in outcomes if kind != "interrupted"]
+    assert len(others) == 10
+    stopped = [outcome for outcome in others if isinstance(outcome, str)]
+    assert set(stopped) == {"RuntimeError: broken", "OutOfMemoryError: CUDA out of memory"}

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 import perfnb
 from perfnb.errors import CaptureError
@@ -141,3 +142,23 @@ def test_the_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> Non
 
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
     assert list(tmp_path.glob("perfnb-job-*")) == []
+
+
+@pytest.mark.deep
+def test_the_exception_of_the_first_rank_that_fails() -> None:
+    def set_up() -> Any:
+        step, batches = small()
+
+        def failing(batch: Any) -> None:
+            if torch.distributed.get_rank() == 1:
+                {}["gone"]
+            step(batch)
+
+        return failing, batches
+
+    with pytest.raises(KeyError, match="gone") as caught:
+        perfnb.profile_ranks(set_up, **FAST)
+
+    assert caught.value.__notes__ == ["perfnb: raised by rank 1 of 2; its traceback is above."]
+    assert '{}["gone"]' in str(caught.value.__cause__)
+    assert "perfnb/step" not in str(caught.value.__cause__)

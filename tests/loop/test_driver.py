@@ -398,3 +398,15 @@ def test_a_profile_says_whose_loop_and_steps_it_is_of() -> None:
         profiler.recorder.by_batch = by_batch
         list(driven(profiler, range(9)))
         assert profiler.profiles[0].meta["loop"] == {"step": 1, "batches": 1, **facts}
+
+
+@pytest.mark.slow
+def test_training_is_the_same_with_and_without() -> None:
+    plain, profiled = Training(), Training()
+    torch.manual_seed(11)
+    for batch in plain.batches:
+        plain(batch)
+    torch.manual_seed(11)
+    profiler = run(profiled, at=[7, 30], steps=4)
+    assert len(profiler.profiles) == 2
+    assert all(torch.equal(a, b) for a, b in zip(plain.weights(), profiled.weights(), strict=True))

@@ -687,3 +687,46 @@ def test_a_batch_keeps_its_containers_and_objects() -> None:
             assert (found is inner, found[0].item()) == ((False, 2) if changed else (True, 1))
     known: Any = {}
     assert with_tensors([own, [shared]], lambda tensor: tensor + 1, known=known)[0] is own
+
+
+def test_nothing_is_changed() -> None:
+    class Remembering(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = cnn()
+            self.seen: list[Tensor] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = torch.dropout(self.inside(x), 0.5, True)
+            self.seen.append(self.last)
+            return self.last
+
+    model = Remembering().eval()
+    model.inside[0].train()
+    flags = [m.training for m in model.modules()]
+    state = copy.deepcopy(model.state_dict())
+    parameters = {name: id(p) for name, p in model.named_parameters()}
+    grad = model.inside[0].weight.grad = torch.ones_like(model.inside[0].weight)
+    rng = torch.get_rng_state()
+
+    estimate_memory(model, digits_on_meta(), "adam", loss=F.cross_entropy)
+
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert [m.training for m in model.modules()] == flags
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert {name: id(p) for name, p in model.named_parameters()} == parameters
+    assert [name for name, p in model.named_parameters() if p.grad is not None] == ["inside.0.weight"]
+    assert model.inside[0].weight.grad is grad
+    assert model.seen == []
+    assert not hasattr(model, "last")
+
+
+def test_a_model_is_as_it_was_after_a_failure() -> None:
+    model = mlp()
+    weight = model[0].weight
+
+    with pytest.raises(RuntimeError, match="reduction dim"):
+        estimate_memory(model, torch.randn(4, 3), "adam")
+
+    assert model[0].weight is weight
+    assert model(torch.randn(2, 256)).shape == (2, 64)

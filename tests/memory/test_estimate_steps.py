@@ -572,3 +572,34 @@ def test_what_may_keep_tensors_is_of_the_user() -> None:
     others = (copy.deepcopy, nn.Linear(1, 1), torch.ones(1), Trainer, Broken(), Slots(), random.Random(1), 3)
     assert all(step_simulation._has_variables(value) for value in held.values())
     assert [value for value in others if step_simulation._has_variables(value)] == []
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("name", "kind"), [("gpt2", "own_loss"), ("bert", "mixed_precision")])
+def test_the_peak_of_real_language_models_is_the_counted_one(name: str, kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    if name == "gpt2":
+        config = transformers.GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=5000, n_positions=64)
+        model = transformers.GPT2LMHeadModel(config)
+    else:
+        config = transformers.BertConfig(
+            num_hidden_layers=2, hidden_size=64, num_attention_heads=4, intermediate_size=128, vocab_size=5000
+        )
+        model = transformers.BertForMaskedLM(config)
+    model.train()
+    ids = torch.randint(5000, (8, 64))
+    batch = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = STEPS[kind](model, optimizer)
+    precision = torch.bfloat16 if kind == "mixed_precision" else None
+
+    of_step = estimate_memory(step=step, batch=batch)
+    of_model = estimate_memory(model, batch, optimizer, autocast=precision)
+
+    measured = counted_peak(step, batch)
+    assert of_step.peak_bytes == pytest.approx(measured, rel=0.02)
+    assert of_model.peak_bytes == pytest.approx(measured, rel=0.02)
+    for estimate in (of_step, of_model):
+        largest = estimate.largest_batch(4 * estimate.peak_bytes)
+        assert estimate.with_batch_size(largest).peak_bytes <= 4 * estimate.peak_bytes
+        assert estimate.with_batch_size(largest + 1).peak_bytes > 4 * estimate.peak_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -16,6 +17,7 @@ from perfnb.recording.schema import CATEGORIES
 from perfnb.timeline.median_step import step_timeline
 from perfnb.timeline.tab import step_html
 from perfnb.timeline.timeline import Timeline, coarser
+from tests.traces_by_hand import FOLDER, public
 from tests.written_traces import Written, training
 
 CUDA, HIP = 1, 6
@@ -162,10 +164,11 @@ def test_a_saved_profile_keeps_it_and_an_older_one_without_it_loads(tmp_path: Pa
     assert line_of(old).memory == ()
 
 
-def raw_totals(path: Path) -> list[tuple[float, int]]:
-    """Time and total of the CPU, as the JSON has them."""
-    events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
-    told = [one for one in events if one["name"] == "[memory]" and one["args"]["Device Type"] == 0]
+def raw_totals(path: Path, kind: int = 0) -> list[tuple[float, int]]:
+    """Return the times and totals of a kind of device, as the JSON has them."""
+    data = path.read_bytes()
+    events: list[dict[str, Any]] = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)["traceEvents"]
+    told = [one for one in events if one["name"] == "[memory]" and one["args"]["Device Type"] == kind]
     told.sort(key=lambda one: one["ts"])
     return [(one["ts"], one["args"]["Total Allocated"]) for one in told]
 
@@ -207,3 +210,17 @@ def test_a_trace_of_torch_shows_what_its_json_says(tmp_path: Path) -> None:
     told = raw_totals(path)
     assert max(total for _, total in told) >= 32 * 128 * 4
     assert_as_told(loaded(path), "cpu", told)
+
+
+@pytest.mark.deep
+@public
+@pytest.mark.parametrize(
+    ("name", "device", "kind"),
+    [
+        ("h100_bert_small.json.gz", "cuda:0", CUDA),
+        ("mi300_vit.json.gz", "hip:0", HIP),
+    ],
+)
+def test_public_traces_show_what_their_json_says(name: str, device: str, kind: int) -> None:
+    path = FOLDER / "kineto" / name
+    assert_as_told(loaded(path), device, raw_totals(path, kind))

@@ -113,3 +113,27 @@ def test_a_layer_has_the_backward_of_the_ops_that_ran_in_it() -> None:
         sum(m["dur"] for m in modules if m["name"] == "nn.Module: ResNet_0") / 1e3
     )
     assert modules_of["calls"].sum() == len(modules)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "count"), [("h100_bert_small", 84), pytest.param("mi300_owlv2_large", 466, marks=pytest.mark.deep)]
+)
+def test_a_layer_takes_as_long_as_its_calls_did(model: str, count: int) -> None:
+    name = f"kineto/{model}.json.gz"
+
+    layers = profile_of(name).layers
+
+    calls: dict[str, list[float]] = {}
+    for event in events_of(name):
+        if event["name"].startswith("nn.Module: "):
+            calls.setdefault(event["name"].removeprefix("nn.Module: "), []).append(event["dur"])
+    assert len(calls) == count
+    layers = layers[layers["module"].notna()].assign(label=lambda rows: [path.split(".")[-1] for path in rows.index])
+    assert sorted(layers["label"]) == sorted(calls)
+    for row in layers.itertuples():
+        assert row.calls == len(calls[row.label])
+        assert row.forward_ms == pytest.approx(sum(calls[row.label]) / 1e3, abs=1e-6)
+        assert row.module == row.label.rpartition("_")[0]
+    assert (layers["backward_ms"] == 0).all()
+    assert layers["self_ms"].sum() == pytest.approx(layers["total_ms"][layers["depth"] == 0].sum())

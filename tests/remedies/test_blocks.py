@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from random import Random
 
 import numpy as np
 import pytest
@@ -148,3 +149,18 @@ def test_the_command_line_checks_names_without_loading_torch() -> None:
     code = "import sys, perfnb.remedies.blocks; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.deep
+def test_idle_levers_are_hardly_ever_called_faster() -> None:
+    """Twenty runs of four levers that do nothing, on steps that depend on each other, drift and stall."""
+    faster = 0
+    for run in range(20):
+        noise, stalls = usual(100 + run), Random(run)
+
+        def ms(step: int, on: bool, noise: Milliseconds = noise, stalls: Random = stalls) -> float:
+            return noise(step, on) * (1 + step / 2000) * (8.0 if stalls.random() < 0.02 else 1.0)
+
+        levers = [tried(name, ms, seed=run, first=120 * place) for place, name in enumerate(IN_LOOPS[:4])]
+        faster += any(one.verdict == "faster" for one in judged(levers))
+    assert faster <= 3

@@ -336,3 +336,15 @@ def test_if_all_levers_are_hopeless_nothing_more_is_timed(clock: FakeClock) -> N
     assert np.isnan(both).all(axis=1).tolist() == [False, True, False]
     assert np.median(both[2] / both[0]) == pytest.approx(2, rel=0.01)
     assert both.shape[1] == pytest.approx((2.0 - 2 * 0.53) / 0.03, abs=1)
+
+
+@pytest.mark.slow
+def test_levers_that_do_nothing_are_seldom_called_faster() -> None:
+    """Ten levers, tried in as many rounds as a small budget allows; noise with a heavy tail and drift."""
+    numbers = np.random.default_rng(3)
+    families, wrong = 100, 0
+    for _ in range(families):
+        noise = np.exp(0.03 * numbers.standard_t(3, size=(11, fewest_rounds(10))))
+        drift = np.linspace(1.0, 1.2, noise.shape[1])
+        wrong += any(found.verdict == "faster" for found in compare_with_first(10 * noise * drift))
+    assert wrong <= 0.05 * families + 3 * np.sqrt(families * 0.05 * 0.95)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import mannwhitneyu
 
 from perfnb.stats.comparisons import PairedComparison, compare_pairs
 from perfnb.stats.intervals import hodges_lehmann
@@ -201,3 +202,13 @@ def test_the_intervals_are_nested_around_the_ratio(pairs: list[float]) -> None:
     # A wider band makes more the same, never the other way round.
     if found.equivalent:
         assert compare_pairs(pairs, 0.05).verdict == "same"
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_one_after_the_other_equal_steps_differ_in_more_than_a_fifth_of_cases(load: str) -> None:
+    rng = np.random.default_rng(42)
+    times = steps(rng, 200, 80, LOADS[load], 0.05)
+
+    p_values = mannwhitneyu(times[:, :40], times[:, 40:], axis=1).pvalue
+
+    assert np.mean(p_values < 0.05) > 0.2

@@ -83,3 +83,23 @@ def test_mixed_precision_with_a_gradient_scaler() -> None:
     assert products(p) == {"model.0": 1, "model.2": 2}
     unscaling = p.events[p.events["name"] == "aten::_amp_foreach_non_finite_check_and_unscale_"]
     assert set(unscaling["phase"]) == {"optimizer"}
+
+
+@pytest.mark.deep
+def test_a_penalty_on_gradients_is_loss_and_its_products_are_the_layers() -> None:
+    model = nn.Linear(8, 1)
+    x = torch.randn(4, 8, requires_grad=True)
+
+    def step() -> None:
+        model.zero_grad()
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        slope.square().sum().backward()
+
+    p = profile_of(step)
+
+    # The gradient for x is one product, and its own backward one for the weight.
+    assert products(p) == {"model": 2}
+    assert p.layer_ops.loc[p.layer_ops["op"] == "aten::pow", "layer"].tolist() == ["(loss)"]
+    penalty = p.events[p.events["name"] == "aten::square"]
+    assert penalty["phase"].tolist() == ["loss", "loss"]
+    assert "(unattributed)" not in p.layers.index
