@@ -137,14 +137,16 @@ def recordings(folder: Path) -> dict[str, Recording]:
     ],
     ids=["layers", "compiled"],
 )
-def test_rules_stand_layers_and_compiled_code_of_which_nothing_is_known(
+def test_rules_stand_layers_and_compiled_code_of_which_little_is_known(
     recording: Recording, frame_names: str, rules: list[Rule], rows: slice
 ) -> None:
+    asked = 0
     for name, frame, put in frames(recording):
         if name.startswith(frame_names):
             for column in frame.columns.difference(ALWAYS[name]):
-                frame = without(frame, column, rows)
-            obeys_the_laws(put(frame), rules)
+                obeys_the_laws(put(without(frame, column, rows)), rules)
+                asked += 1
+    assert asked >= 3
 
 
 @pytest.mark.deep

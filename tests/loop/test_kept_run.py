@@ -27,17 +27,26 @@ import os, perfnb
 steps = iter(perfnb.profiled(range(60), at=[5, 50], steps=4, memory=False, flops=False, save="my runs"))
 for step in steps:
     if step == 52:
-        break
+        {end}
 os.chdir("/")
 """
 
 
 @pytest.mark.slow
-def test_a_script_leaves_its_run_and_says_where(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", "-c", _SCRIPT]
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("break", 0),
+        pytest.param("raise SystemExit(3)", 3, marks=pytest.mark.deep),
+        pytest.param("1 / 0", 1, marks=pytest.mark.deep),
+        pytest.param("os.kill(os.getpid(), 2)", -2, marks=pytest.mark.deep),
+    ],
+)
+def test_a_script_leaves_its_run_and_says_where(end: str, code: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-c", _SCRIPT.replace("{end}", end)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment(), check=False)
-    assert (done.returncode, done.stdout) == (0, "")
-    [told] = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (code, "")
+    told = done.stderr.splitlines()[-1]
     assert told.startswith("perfnb: ")
     assert told.endswith("The run and 1 profile: perfnb show 'my runs'")
     found = perfnb.load(tmp_path / "my runs")

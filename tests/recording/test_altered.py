@@ -78,11 +78,13 @@ def spread(harms: Iterable[Harm], count: int) -> list[Harm]:
     return [places[place][(5 * turn + turn // len(places) + 1) % len(places[place])] for place, turn in chosen]
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ALL)
-def test_more_altered_columns_and_keys_are_refused_or_work(tmp_path: Path, kind: str) -> None:
-    saved, (columns, keys) = ALL[kind](tmp_path), MORE[kind]
+@pytest.mark.parametrize(
+    ("kind", "counts"), [("traced", (3, 4)), *(pytest.param(*each, marks=pytest.mark.deep) for each in MORE.items())]
+)
+def test_altered_columns_and_keys_are_refused_or_work(tmp_path: Path, kind: str, counts: tuple[int, int]) -> None:
+    saved, (columns, keys) = ALL[kind](tmp_path), counts
     harms = spread(columns_altered(saved), columns) + spread(keys_altered(saved, VALUES), keys)
     assert [said for harm in harms if (said := outcome(saved, harm, tmp_path))] == []
 
