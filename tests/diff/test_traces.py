@@ -54,6 +54,12 @@ def row(table: pd.DataFrame, op: str) -> dict[str, Any]:
     return {str(key): value for key, value in found.items()}
 
 
+def cells(table: pd.DataFrame, *columns: str) -> list[list[Any]]:
+    return [
+        [None if pd.isna(cell) else cell for cell in line] for line in zip(*(table[c] for c in columns), strict=True)
+    ]
+
+
 def conv(library: str, kernels: list[str], us: float, helper: bool = False, steps: int = 1) -> Recording:
     """Return a step with a convolution in a layer; what the library's operator launches takes `us` each."""
     hand = ByHand()
@@ -205,13 +211,11 @@ def test_without_a_gpu_in_one_of_them_the_host_counts() -> None:
     assert row(found.ops, "aten::mm")["grew_ms"] == pytest.approx(0.015 - 0.03)
     assert pd.isna(row(found.ops, "aten::mm")["gpu_ms_a"])
     assert found.ops["self_host_ms_a"].sum() == pytest.approx(0.03)
-    columns = ["op", "gpu_ms_a", "gpu_ms_b"]
-    assert found.kernels[columns].astype(object).fillna("?").to_numpy().tolist() == [["aten::mm", "?", 0.009]]
+    assert cells(found.kernels, "op", "gpu_ms_a", "gpu_ms_b") == [["aten::mm", None, 0.009]]
     launches = ByHand().step(0, 1000).op("aten::mm", 20, 50).op("aten::add", 60, 70).kernel("k", 65, 500, 504)
     found = diff(launches.recording(), flat(("aten::mm", None, 9)))  # it launches nothing in one of them
-    assert found.kernels[columns].astype(object).fillna("?").to_numpy().tolist() == [
-        ["aten::mm", 0.0, 0.009], ["aten::add", 0.004, "?"],
-    ]  # fmt: skip
+    times = cells(found.kernels, "op", "gpu_ms_a", "gpu_ms_b")
+    assert times == [["aten::mm", 0.0, 0.009], ["aten::add", 0.004, None]]
 
 
 def test_what_is_not_called_equally_often_is_listed() -> None:
@@ -246,8 +250,8 @@ def test_an_op_in_another_layer_than_the_op_around_it_has_a_row_of_its_own() -> 
 
     found = diff(a.recording(), b.recording()).ops
 
-    assert found[["op", "layer", "matched"]].fillna("").to_numpy().tolist() == [
-        ["aten::outer", "", "name"], ["aten::mm", "first", "name"], ["aten::own", "last", "only b"],
+    assert cells(found, "op", "layer", "matched") == [
+        ["aten::outer", None, "name"], ["aten::mm", "first", "name"], ["aten::own", "last", "only b"],
     ]  # fmt: skip
 
 
@@ -276,13 +280,12 @@ def test_the_time_alike_is_in_ops_of_one_layer_or_shapes_or_of_one_name_if_shape
 def test_what_took_no_time_on_one_side_grew_by_all_of_it() -> None:
     times = {"host_ms_a": [1, None, 2, None], "host_ms_b": [3, 4, None, None]}
     on_gpu = {"gpu_ms_a": [0, None, 2, 5], "gpu_ms_b": [0, None, None, 4]}
-    found = _grown(pd.DataFrame(times | on_gpu, dtype="Float64"), "gpu_ms").astype(object).fillna("?")
-    assert found["grew_host_ms"].tolist() == [2, 4, -2, "?"]
-    assert found["grew_gpu_ms"].tolist() == [0, "?", -2, -1]
-    assert found["grew_ms"].tolist() == ["?", "?", -2, -1]
-    assert found["ratio"].tolist() == ["?", "?", "?", 0.8]
-    on_host = _grown(pd.DataFrame(times, dtype="Float64"), "host_ms").astype(object).fillna("?")
-    assert (on_host["grew_ms"].tolist(), on_host["ratio"].tolist()) == ([2, 4, -2, "?"], [3, "?", "?", "?"])
+    found = _grown(pd.DataFrame(times | on_gpu, dtype="Float64"), "gpu_ms")
+    assert cells(found, "grew_host_ms", "grew_gpu_ms", "grew_ms", "ratio") == [
+        [2, 0, None, None], [4, None, None, None], [-2, -2, -2, None], [None, -1, -1, 0.8],
+    ]  # fmt: skip
+    on_host = _grown(pd.DataFrame(times, dtype="Float64"), "host_ms")
+    assert cells(on_host, "grew_ms", "ratio") == [[2, 3], [4, None], [-2, None], [None, None]]
     sorted_ = _changed_most(pd.DataFrame({"grew_ms": pd.array([1, None, -3, 3, 0], dtype="Float64"), "n": range(5)}))
     assert sorted_["n"].tolist() == [2, 3, 0, 4, 1]
 
