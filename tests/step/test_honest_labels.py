@@ -33,7 +33,7 @@ class Sleepy(nn.Linear):
 
 
 def short(step: Any, batches: Any = None, **options: Any) -> perfnb.Profile:
-    passes = {"warmup": 1, "steps": 1, "traced": 2, "memory": False, "flops": False}
+    passes: dict[str, Any] = {"warmup": 1, "steps": 1, "traced": 2, "memory": False, "flops": False}
     return perfnb.profile_step(step, batches, **passes, **options)
 
 
