@@ -283,14 +283,6 @@ def test_a_clock_that_stands_still_ends_in_a_sentence_after_a_bounded_number_of_
     assert calls
 
 
-@pytest.mark.slow
-def test_leaks_are_looked_for_whatever_the_clock_says(monkeypatch: pytest.MonkeyPatch, nothing_left: None) -> None:
-    monkeypatch.setattr(time, "perf_counter", lambda: 5.0)
-    monkeypatch.setattr(time, "perf_counter_ns", lambda: 5 * 10**9)
-
-    assert len(perfnb.find_leaks(lambda: MODEL(BATCH), steps=15, warmup=1).steps) >= 15
-
-
 def test_ceilings_are_not_known_where_the_clock_stands_still(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PERFNB_CACHE", str(tmp_path))  # where nothing was measured before
     monkeypatch.setattr(time, "perf_counter", lambda: 5.0)

@@ -278,6 +278,7 @@ def test_a_long_second_step_of_the_warm_up_counts_as_timed(monkeypatch: pytest.M
         with Session(Plan(warmup=2, steps=3), None, progress=lambda *words: said.append(words)) as session:
             warm = yield from session.warm_up()
             assert len(warm) == 1
+            assert len({step.begin_ns for step in session.capture.steps}) == 2
             assert len((yield from session.time(warm))) == 3
             noise = session.capture.meta["noise"]
             assert {step for step, _ in noise["gc_pauses"]} >= {2}
