@@ -80,9 +80,8 @@ def test_timed_steps_follow_the_spread_of_the_warm_up() -> None:
     slightly = [9.6, 10.4] * 10  # a spread of 0.0593: 53.05 steps
     assert plan.timed_steps(slightly) == 54
     assert plan.timed_steps([0.0] * 20) == FEWEST_TIMED  # the clock stood still
-    # Most of these are equal: the quartiles are 10 and 10.4, a spread of 0.0297.
-    assert plan.timed_steps([10.0] * 13 + [10.4] * 7) == FEWEST_TIMED
-    assert plan.timed_steps([9.0] * 4 + [10.0] * 10 + [11.0] * 6) == 83
+    # Quartiles 160.75 and 179.25 around 170, the mean of the two in the middle: a spread of 0.0807.
+    assert plan.timed_steps([*range(156, 166), *range(175, 185)]) == 99
     assert Plan(steps=np.int64(7)).timed_steps(uneven) == 7  # a number of numpy's is a number
 
 
