@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from perfnb.diff.op_matching import Matched, _place_among_equals, _rows, _without_maker, match_nodes
-from perfnb.diff.traces import TraceDiff, _alike, _changed_most, _grown, diff_traces
+from perfnb.diff.traces import TraceDiff, _alike, _changed_most, _grown, _ops_around, diff_traces
 from perfnb.diff.view import _operators
 from perfnb.recording.nesting import forest_of
 from perfnb.recording.recording import Recording
@@ -73,7 +73,7 @@ def conv(library: str, kernels: list[str], us: float, helper: bool = False, step
         for place, kernel in enumerate(kernels):
             hand.kernel(kernel, t + 40 + 10 * place, t + 400 + us * place, t + 400 + us * (place + 1))
         hand.op("aten::relu", t + 420, t + 440).kernel("relu", t + 425, t + 900, t + 905)
-        hand.kernel("lost", t + 600, t + 910, t + 911)
+        hand.kernel("lost", t + 600, t + 910, t + 911).kernel("lost too", t + 700, t + 920, t + 922)
     return hand.recording()
 
 
@@ -101,13 +101,15 @@ def test_one_convolution_through_two_libraries_is_one_operator() -> None:
     assert (first["op"], first["kernels_a"]) == ("aten::conv2d", ["volta_scudnn"])
     assert found.operators["op"].tolist()[1:] == ["aten::relu", NO_OP_ROW]
     lost = found.kernels[found.kernels["op"].isna()].to_dict("records")
-    assert [(one["kernels_a"], one["matched"], one["grew_ms"]) for one in lost] == [(["lost"], "name", 0)]
+    assert [(one["kernels_a"], one["matched"], one["grew_ms"]) for one in lost] == [
+        (["lost too"], "name", 0), (["lost"], "name", 0),
+    ]  # fmt: skip
     assert found.alike == (1.0, 1.0)
     assert found.steps == (3, 1)
     assert found.gpu_time is not None
-    assert found.gpu_time.loc["busy"].tolist() == pytest.approx([0.066, 0.106, 0.04])
-    assert found.gpu_time.loc["total"].tolist() == pytest.approx([0.511, 0.511, 0])
-    assert found.gpu_time.loc["idle"].tolist() == pytest.approx([0.445, 0.405, -0.04])
+    assert found.gpu_time.loc["busy"].tolist() == pytest.approx([0.068, 0.108, 0.04])
+    assert found.gpu_time.loc["total"].tolist() == pytest.approx([0.522, 0.522, 0])
+    assert found.gpu_time.loc["idle"].tolist() == pytest.approx([0.454, 0.414, -0.04])
     adds_up(found, a, b)
 
 
@@ -142,6 +144,17 @@ def test_an_old_trace_has_no_ranges_of_the_engine_around_its_backward_nodes() ->
 
     assert (found["op"], found["op_b"]) == ("CudnnBatchNormBackward", "NativeBatchNormBackward0")
     assert found["grew_ms"] == pytest.approx(0.01)
+
+
+def test_backward_nodes_are_matched_by_name_if_one_trace_does_not_know_what_made_them() -> None:
+    a, b = (ByHand().step(0, 1000).op("aten::batch_norm", 10, 50, number) for number in (5, -1))
+    a.node("CudnnBatchNormBackward0", 400, 500, 5)
+    b.node("NativeBatchNormBackward0", 400, 500, -1)
+    recordings = a.recording(), b.recording()
+    for first, second, names in ((0, 1, ("Cudnn", "Native")), (1, 0, ("Native", "Cudnn"))):
+        ops = diff(recordings[first], recordings[second]).ops
+        one, other = (f"{name}BatchNormBackward0" for name in names)
+        assert row(ops, one)["op_b"] == other
 
 
 def flat(*ops: tuple[str, str | None, float], layers: bool = False) -> Recording:
@@ -275,6 +288,11 @@ def test_the_time_alike_is_in_ops_of_one_layer_or_shapes_or_of_one_name_if_shape
     table = pd.DataFrame(rows, columns=["matched", "shapes_a", "shapes_b", "self_ms"])
     assert _alike(table, "self_ms") == (1 + 2 + 8 + 16) / 63
     assert _alike(table.assign(self_ms=0.0), "self_ms") is None
+
+
+def test_ranges_do_not_count_among_the_ops_around() -> None:
+    is_range = np.array([False, True, False, False, True, False])
+    assert _ops_around(np.array([-1, 0, 1, 2, -1, 4]), is_range).tolist() == [0, 1, 1, 2, 0, 0]
 
 
 def test_what_took_no_time_on_one_side_grew_by_all_of_it() -> None:
