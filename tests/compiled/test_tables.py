@@ -134,7 +134,9 @@ def test_regions_have_their_times_per_step() -> None:
     assert table["gap_ms"].isna().tolist() == [False, True]
     assert table["broke"].isna().tolist() == [False, True]
     assert region_table(two_steps(broke=""))["gap_ms"].isna().all()
-    assert (record := (recording := two_steps()).compiled) is not None
+    recording = two_steps()
+    record = recording.compiled
+    assert record is not None
     uncalled = pd.concat([record.code, frame_of_rows("compiled_code", [CompiledCode("3/0", "run")])], ignore_index=True)
     table = region_table(replace(recording, compiled=replace(record, code=uncalled)))
     assert table.loc["3/0", ["calls", "ms", "gap_ms"]].isna().all()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from perfnb.diff.op_matching import Matched, _place_among_equals, _rows, _without_maker, match_nodes
-from perfnb.diff.traces import TraceDiff, _alike, _changed_most, _grown, diff_traces
+from perfnb.diff.traces import TraceDiff, _alike, _changed_most, _grown, _ops_around, diff_traces
 from perfnb.diff.view import _operators
 from perfnb.recording.nesting import forest_of
 from perfnb.recording.recording import Recording
@@ -52,6 +52,12 @@ def adds_up(found: TraceDiff, a: Recording, b: Recording) -> None:
 def row(table: pd.DataFrame, op: str) -> dict[str, Any]:
     (found,) = table[table["op"] == op].to_dict("records")
     return {str(key): value for key, value in found.items()}
+
+
+def cells(table: pd.DataFrame, *columns: str) -> list[list[Any]]:
+    return [
+        [None if pd.isna(cell) else cell for cell in line] for line in zip(*(table[c] for c in columns), strict=True)
+    ]
 
 
 def conv(library: str, kernels: list[str], us: float, helper: bool = False, steps: int = 1) -> Recording:
@@ -138,6 +144,17 @@ def test_an_old_trace_has_no_ranges_of_the_engine_around_its_backward_nodes() ->
     assert found["grew_ms"] == pytest.approx(0.01)
 
 
+def test_backward_nodes_are_matched_by_name_if_one_trace_does_not_know_what_made_them() -> None:
+    a, b = (ByHand().step(0, 1000).op("aten::batch_norm", 10, 50, number) for number in (5, -1))
+    a.node("CudnnBatchNormBackward0", 400, 500, 5)
+    b.node("NativeBatchNormBackward0", 400, 500, -1)
+    recordings = a.recording(), b.recording()
+    for first, second, names in ((0, 1, ("Cudnn", "Native")), (1, 0, ("Native", "Cudnn"))):
+        ops = diff(recordings[first], recordings[second]).ops
+        one, other = (f"{name}BatchNormBackward0" for name in names)
+        assert row(ops, one)["op_b"] == other
+
+
 def flat(*ops: tuple[str, str | None, float], layers: bool = False) -> Recording:
     """Operators one after another, with shapes, each with a kernel that takes some µs; each in a layer if wanted."""
     hand = ByHand().step(0, 1000)
@@ -205,13 +222,11 @@ def test_without_a_gpu_in_one_of_them_the_host_counts() -> None:
     assert row(found.ops, "aten::mm")["grew_ms"] == pytest.approx(0.015 - 0.03)
     assert pd.isna(row(found.ops, "aten::mm")["gpu_ms_a"])
     assert found.ops["self_host_ms_a"].sum() == pytest.approx(0.03)
-    columns = ["op", "gpu_ms_a", "gpu_ms_b"]
-    assert found.kernels[columns].astype(object).fillna("?").to_numpy().tolist() == [["aten::mm", "?", 0.009]]
+    assert cells(found.kernels, "op", "gpu_ms_a", "gpu_ms_b") == [["aten::mm", None, 0.009]]
     launches = ByHand().step(0, 1000).op("aten::mm", 20, 50).op("aten::add", 60, 70).kernel("k", 65, 500, 504)
     found = diff(launches.recording(), flat(("aten::mm", None, 9)))  # it launches nothing in one of them
-    assert found.kernels[columns].astype(object).fillna("?").to_numpy().tolist() == [
-        ["aten::mm", 0.0, 0.009], ["aten::add", 0.004, "?"],
-    ]  # fmt: skip
+    times = cells(found.kernels, "op", "gpu_ms_a", "gpu_ms_b")
+    assert times == [["aten::mm", 0.0, 0.009], ["aten::add", 0.004, None]]
 
 
 def test_what_is_not_called_equally_often_is_listed() -> None:
@@ -246,8 +261,8 @@ def test_an_op_in_another_layer_than_the_op_around_it_has_a_row_of_its_own() -> 
 
     found = diff(a.recording(), b.recording()).ops
 
-    assert found[["op", "layer", "matched"]].fillna("").to_numpy().tolist() == [
-        ["aten::outer", "", "name"], ["aten::mm", "first", "name"], ["aten::own", "last", "only b"],
+    assert cells(found, "op", "layer", "matched") == [
+        ["aten::outer", None, "name"], ["aten::mm", "first", "name"], ["aten::own", "last", "only b"],
     ]  # fmt: skip
 
 
@@ -273,16 +288,26 @@ def test_the_time_alike_is_in_ops_of_one_layer_or_shapes_or_of_one_name_if_shape
     assert _alike(table.assign(self_ms=0.0), "self_ms") is None
 
 
+def test_work_of_unknown_ops_has_a_row_for_each_kernel() -> None:
+    a = ByHand().step(0, 1000).op("aten::mm", 10, 20).kernel("k", 15, 100, 110)
+    known = a.kernel("x", 50, 120, 121).kernel("y", 60, 130, 132).recording()
+    assert sorted(diff(known, known).kernels["kernels_a"].tolist()) == [["k"], ["x"], ["y"]]
+
+
+def test_ranges_do_not_count_among_the_ops_around() -> None:
+    is_range = np.array([False, True, False, False, True, False])
+    assert _ops_around(np.array([-1, 0, 1, 2, -1, 4]), is_range).tolist() == [0, 1, 1, 2, 0, 0]
+
+
 def test_what_took_no_time_on_one_side_grew_by_all_of_it() -> None:
     times = {"host_ms_a": [1, None, 2, None], "host_ms_b": [3, 4, None, None]}
     on_gpu = {"gpu_ms_a": [0, None, 2, 5], "gpu_ms_b": [0, None, None, 4]}
-    found = _grown(pd.DataFrame(times | on_gpu, dtype="Float64"), "gpu_ms").astype(object).fillna("?")
-    assert found["grew_host_ms"].tolist() == [2, 4, -2, "?"]
-    assert found["grew_gpu_ms"].tolist() == [0, "?", -2, -1]
-    assert found["grew_ms"].tolist() == ["?", "?", -2, -1]
-    assert found["ratio"].tolist() == ["?", "?", "?", 0.8]
-    on_host = _grown(pd.DataFrame(times, dtype="Float64"), "host_ms").astype(object).fillna("?")
-    assert (on_host["grew_ms"].tolist(), on_host["ratio"].tolist()) == ([2, 4, -2, "?"], [3, "?", "?", "?"])
+    found = _grown(pd.DataFrame(times | on_gpu, dtype="Float64"), "gpu_ms")
+    assert cells(found, "grew_host_ms", "grew_gpu_ms", "grew_ms", "ratio") == [
+        [2, 0, None, None], [4, None, None, None], [-2, -2, -2, None], [None, -1, -1, 0.8],
+    ]  # fmt: skip
+    on_host = _grown(pd.DataFrame(times, dtype="Float64"), "host_ms")
+    assert cells(on_host, "grew_ms", "ratio") == [[2, 3], [4, None], [-2, None], [None, None]]
     sorted_ = _changed_most(pd.DataFrame({"grew_ms": pd.array([1, None, -3, 3, 0], dtype="Float64"), "n": range(5)}))
     assert sorted_["n"].tolist() == [2, 3, 0, 4, 1]
 

@@ -168,7 +168,7 @@ def test_a_batch_that_contains_itself_does_not_hang() -> None:
 @pytest.mark.parametrize("batches", [["text"], None])
 def test_throughput_is_unknown_where_the_batch_size_is(batches: Any) -> None:
     calls: list[Any] = []
-    passes = {"warmup": 0, "steps": 1, "traced": 1, "memory": False, "flops": False}
+    passes: dict[str, Any] = {"warmup": 0, "steps": 1, "traced": 1, "memory": False, "flops": False}
     p = perfnb.profile_step(lambda *batch: calls.append(batch), batches, **passes)
 
     assert p.timing.batch_size is None

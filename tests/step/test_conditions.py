@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -119,6 +120,15 @@ def test_usable_cpus_are_limited_by_affinity_and_cgroup(
     monkeypatch.setattr(environment, "available_cpus", lambda: affinity)
     monkeypatch.setattr(environment, "cpu_limit", lambda: limit)
     assert environment.usable_cpus() == usable
+
+
+def test_a_process_may_run_on_all_cpus_where_it_has_no_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 3}, raising=False)
+    assert environment.available_cpus() == 2
+    monkeypatch.delattr(os, "sched_getaffinity")
+    for count, available in ((7, 7), (None, 1)):
+        monkeypatch.setattr(os, "cpu_count", lambda count=count: count)
+        assert environment.available_cpus() == available
 
 
 def test_the_commit_is_left_out_where_git_does_not_know_it(monkeypatch: pytest.MonkeyPatch) -> None:

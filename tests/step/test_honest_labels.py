@@ -33,7 +33,7 @@ class Sleepy(nn.Linear):
 
 
 def short(step: Any, batches: Any = None, **options: Any) -> perfnb.Profile:
-    passes = {"warmup": 1, "steps": 1, "traced": 2, "memory": False, "flops": False}
+    passes: dict[str, Any] = {"warmup": 1, "steps": 1, "traced": 2, "memory": False, "flops": False}
     return perfnb.profile_step(step, batches, **passes, **options)
 
 
@@ -68,6 +68,25 @@ def test_layers_inside_torchscript_are_unknown() -> None:
     assert p.layers.calls["script"] == 1
     assert p.layers.loc[["script.0", "script.1"], "total_ms"].isna().all()
     assert "TorchScript" in str(p)
+
+
+@pytest.mark.slow
+def test_a_gradient_scaler_is_a_part_of_the_optimizer() -> None:
+    model, scaler = nn.Linear(8, 8), torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(X).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    p = short(step)
+
+    unscaling = p.events[p.events["name"] == "aten::_amp_foreach_non_finite_check_and_unscale_"]
+    assert set(unscaling["phase"]) == {"optimizer"}
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import json
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,13 +24,14 @@ from perfnb.step.budget import Plan
 from perfnb.step.capture import Capture
 from perfnb.step.data_waits import ExecutedStep
 from perfnb.step.layers import Layer, LayerSpans
+from perfnb.step.memory import Known, WatchedMemory
 from perfnb.step.pass_order import _named, _runs_compiled, capture_step, count_step, loop_passes, watch_steps
 from perfnb.step.session import MOST_RECORDED_BYTES, MOST_STEPS, FirstStep, Session
 from perfnb.step.steps import Passes, StepRunner
 from perfnb.step.to_recording import _steps_of_trace, recording_of, with_later
 from perfnb.step.tracer import Costs, Tracer, measure_costs, quiet_kineto
 from perfnb.trace import kineto
-from perfnb.trace_names import DATA_SPAN, STEP_SPAN
+from perfnb.trace_names import DATA_SPAN, MARK_SPAN, STEP_SPAN
 from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -277,6 +278,7 @@ def test_a_long_second_step_of_the_warm_up_counts_as_timed(monkeypatch: pytest.M
         with Session(Plan(warmup=2, steps=3), None, progress=lambda *words: said.append(words)) as session:
             warm = yield from session.warm_up()
             assert len(warm) == 1
+            assert len({step.begin_ns for step in session.capture.steps}) == 2
             assert len((yield from session.time(warm))) == 3
             noise = session.capture.meta["noise"]
             assert {step for step, _ in noise["gc_pauses"]} >= {2}
@@ -599,12 +601,12 @@ def test_lines_of_others_on_standard_error_are_kept_when_the_profilers_warning_i
 class Traced:
     """Stands for a tracer whose trace has these events, each a category, a name, a begin and a duration in µs."""
 
-    def __init__(self, *events: tuple[str, str, int, int, dict[str, int]]) -> None:
+    def __init__(self, *events: tuple[str, str, int, int, dict[str, int]], more: Sequence[Any] = ()) -> None:
         rows = [
             {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": begin, "dur": length, "args": args}
             for cat, name, begin, length, args in events
         ]
-        facts = {"traceEvents": rows, "baseTimeNanoseconds": 77, "deviceProperties": [{"id": 0}]}
+        facts = {"traceEvents": [*rows, *more], "baseTimeNanoseconds": 77, "deviceProperties": [{"id": 0}]}
         self.trace = kineto.decode(json.dumps(facts).encode())
         self.allocator, self.closed = {"cuda:0": {}}, False
 
@@ -634,6 +636,44 @@ def test_a_recording_has_the_events_of_the_traced_steps_and_the_times_of_their_m
     known = {"own": 1, "name": "step", "rank": 0, "base_ns": 77, "devices": [{"id": 0}]}
     assert recording.meta == known
     assert tracer.closed
+
+
+def change(at: int, address: int, size: int, kind: int = 0, device: int = -1) -> dict[str, Any]:
+    """Return an event of torch's allocator, where 500 bytes are allocated and 900 are reserved."""
+    args = {"Addr": address, "Bytes": size, "Device Type": kind, "Device Id": device}
+    args |= {"Total Allocated": 500, "Total Reserved": 900}
+    return {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "ts": at, "args": args}
+
+
+def test_recorded_memory_has_its_events_owners_and_times() -> None:
+    blocks = [(95, 1, 8), (115, 2, 64), (150, 3, 32, 1, 2), (155, 4, -32, 1), (160, 5, 1, 99)]
+    spans = [(f"{STEP_SPAN}0", 100, 100), ("op", 110, 80), (f"{MARK_SPAN}0", 120, 1), (f"{MARK_SPAN}2", 130, 1)]
+    tracer: Any = Traced(*(("cpu_op", *span, {}) for span in spans), more=[change(*each) for each in blocks])
+    model = nn.Linear(1, 1)
+    known = [
+        *((0, Known(2, 64, "cpu", "parameters", id(model), "weight")), (1, Known(9, 9, "cpu", "lost mark"))),
+        (2, Known(3, 32, "cuda:2", "inputs")),
+    ]
+    watched = WatchedMemory(known=known, step_begins=[5_000_000], resident=[(5_000_700, 77)])
+
+    record = recording_of(Capture(memory=(watched, tracer), places={id(model): 4}), "step").memory
+
+    assert record is not None
+    assert record.resident.to_numpy().tolist() == [[100_700, 77]]
+    found = record.changes
+    names = record.events["name"].astype(str).tolist()
+    assert [names[event] if event >= 0 else "" for event in found["event"]] == ["", *["[memory]"] * 4]
+    assert found["time_ns"].tolist() == [95_000, 115_000, 150_000, 155_000, 160_000]
+    assert found[["address", "bytes"]].to_numpy().tolist() == [[1, 8], [2, 64], [3, 32], [4, -32], [5, 1]]
+    assert found["device"].tolist() == ["cpu", "cpu", "cuda:2", "cuda:0", "device of type 99:0"]
+    assert found["allocated"].tolist() == [-1, -1, 500, 500, 500]
+    assert found["reserved"].tolist() == [-1, -1, 900, 900, 900]
+    assert record.known.astype(object).where(record.known.notna(), None).to_numpy().tolist() == [
+        [120_000, 2, 64, "cpu", "parameters", 4, "weight"], [130_000, 3, 32, "cuda:2", "inputs", -1, None],
+    ]  # fmt: skip
+    at = record.events[record.events["name"] == "[memory]"]
+    assert at["start_ns"].tolist() == [115_000, 150_000, 155_000, 160_000]
+    assert set(at["duration_ns"]) == {0}
 
 
 def test_a_trace_without_steps_is_an_error_that_says_what_to_do() -> None:

@@ -22,17 +22,9 @@ def test_equal_steps_are_steady(count: int) -> None:
     assert is_steady([5] * count) is True
 
 
-def test_little_noise_is_nearly_always_steady() -> None:
-    assert sum(is_steady(noisy(100, 0.01, seed)) is True for seed in range(100)) >= 90
-
-
 def test_a_trend_is_not_steady() -> None:
     assert is_steady(np.linspace(2.0, 1.0, 20)) is False
     assert is_steady(np.linspace(1.0, 2.0, 20)) is False
-
-
-def test_a_first_step_far_above_the_others_is_not_steady() -> None:
-    assert is_steady([50.0, *noisy(19, 0.01) / 1e6]) is False
 
 
 def test_a_jump_is_forgotten_once_it_lies_before_the_window() -> None:
@@ -40,19 +32,6 @@ def test_a_jump_is_forgotten_once_it_lies_before_the_window() -> None:
 
     assert is_steady(jump[: 30 + WINDOW // 2]) is False
     assert is_steady(jump) is True
-
-
-def test_noise_that_grows_is_not_steady() -> None:
-    calm, wild = noisy(10, 0.001), 1e6 * np.tile([0.7, 1.3], 5)
-
-    assert is_steady(np.concatenate([calm, wild])) is False
-
-
-def test_one_late_outlier_among_steady_steps_does_no_harm() -> None:
-    series = noisy(WINDOW, 0.005)
-    series[-4] *= 10
-
-    assert is_steady(series) is True
 
 
 def test_the_unit_does_not_matter_and_the_series_is_left_alone() -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -183,6 +184,15 @@ def test_nothing_is_recorded_while_torch_compiles(log: list[str], monkeypatch: p
             assert log == ["pf#0"]
         spans._close(model, (), None)
     assert log == ["pf#0", "end pf#0"]
+
+
+def test_only_torchs_warning_of_hooks_around_compiled_models_is_left_out() -> None:
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        with LayerSpans():
+            for words in ("Using `torch.compile(module)` when there are global hooks on modules", "another"):
+                warnings.warn(words, stacklevel=1)
+    assert [str(warning.message) for warning in shown] == ["another"]
 
 
 def test_a_module_is_called_in_a_span_without_its_hooks(log: list[str]) -> None:
