@@ -98,7 +98,7 @@ class Restored:
             self._saved[id(value)] = put_back
 
     def save_model(self, model: nn.Module) -> None:
-        """Restore a model as it is now, unless its earlier state has been saved."""
+        """Also restore this model, to its current state unless an earlier one has been saved."""
         for module in model.modules():
             self._save(module, _module)
             for _, tensor in (*module._parameters.items(), *module._buffers.items()):
