@@ -70,7 +70,7 @@ class Restored:
         for value in (*self._models, *reachable(self._roots)):
             kind = type(value)  # isinstance would ask a proxy for its class, which it may not have
             if issubclass(kind, nn.Module):
-                self._save_model(value)
+                self.save_model(value)
             elif issubclass(kind, Optimizer):
                 self._save_optimizer(value)
             else:
@@ -97,7 +97,8 @@ class Restored:
         if id(value) not in self._saved and (put_back := how(value)) is not None:
             self._saved[id(value)] = put_back
 
-    def _save_model(self, model: nn.Module) -> None:
+    def save_model(self, model: nn.Module) -> None:
+        """Also restore this model, to its current state unless an earlier one has been saved."""
         for module in model.modules():
             self._save(module, _module)
             for _, tensor in (*module._parameters.items(), *module._buffers.items()):

@@ -180,13 +180,13 @@ def _watch(subject: Subject, parts: bool) -> tuple[list[Optimizer], set[str], st
     known = {id(part) for model in subject.models.values() for part in model.modules()}
     plain = [one for one in reachable([subject.step]) if type(one) is Tensor and not one.is_inference()]
     versions = [one._version for one in plain]
-    with subject.restored(), ExitStack() as stack:
+    with subject.restored() as restored, ExitStack() as stack:
 
         def note_unknown(module: nn.Module, _: Any) -> None:
             if id(module) not in known and any(True for _ in module.parameters()):
                 unknown.add(type(module).__name__)
                 known.update(id(part) for part in module.modules())
-                stack.enter_context(Restored([module], []))
+                restored.save_model(module)
 
         def note_step(optimizer: Optimizer, *_: Any) -> None:
             if optimizer not in stepped:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from perfnb.findings.doubts import _works_ahead
-from perfnb.findings.lines import not_below_samples
+from perfnb.findings.lines import lines_in_words, not_below_samples
 from perfnb.findings.proposed_code import is_amd
 
 
@@ -83,3 +83,45 @@ def test_work_takes_no_less_time_than_its_samples(
     known = facts(lines_of_code=lines, typical_ms=typical, step_ms=200.0, meta={"python": {"samples": samples}})
 
     assert not_below_samples(known, ["forward", "backward"], ms) == pytest.approx(wanted)
+
+
+FORWARD = ("step", "forward", "a.py")
+
+
+def sampled(**ms: float) -> list[tuple[Any, ...]]:
+    """Return samples of functions in forward, each in a file of its own."""
+    return [("step", "forward", f"/code/{name}.py", name, 7, "x()", spent) for name, spent in ms.items()]
+
+
+@pytest.mark.parametrize(
+    ("rows", "bound", "said"),
+    [
+        (sampled(a=10, b=20, c=30, d=40), 1.0, ["40 % of the step in d (d.py:7: x())", "30 % ", "20 % "]),
+        (sampled(a=90, b=10), 1.0, ["90 % of the step in a", "10 % of the step in b"]),
+        (sampled(a=91, b=9), 1.0, ["91 % of the step in a"]),
+        (sampled(a=50), 0.2, ["20 % of the step in a"]),  # no more than the finding's bound
+        ([*sampled(a=50), ("step", "loss", "a.py", "l", 1, "", 50)], 1.0, ["50 % of the step in a"]),
+        ([*sampled(a=50), ("worker 0", "forward", "a.py", "w", 1, "", 500)], 1.0, ["100 % of the step in a"]),
+        (
+            [("step", "forward", "a.py", "f", line, None, ms) for line, ms in ((1, 2), (8, 6))],
+            1.0,
+            ["100 % of the step in f (a.py:8)"],
+        ),
+        (
+            [("step", "forward", "a.py", "f" * 61, 1, "c" * 81, 9)],
+            1.0,
+            [f"100 % of the step in …{'f' * 59} (a.py:1: {'c' * 79}…)"],
+        ),
+        ([("step", "loss", "a.py", "l", 1, "", 50)], 1.0, []),
+        ([], 1.0, []),
+    ],
+)
+def test_the_functions_with_the_most_samples_are_named(
+    rows: list[tuple[Any, ...]], bound: float, said: list[str]
+) -> None:
+    lines = pd.DataFrame(rows, columns=["process", "phase", "file", "function", "line", "code", "self_ms"])
+    words = lines_in_words(facts(lines_of_code=lines, share=lambda ms: ms), ["forward"], bound)
+
+    named = words.removeprefix(" Sampled: ").removesuffix(".").split("), ") if words else []
+    assert len(named) == len(said)
+    assert all(one.startswith(start.removesuffix(")")) for one, start in zip(named, said, strict=True)), named

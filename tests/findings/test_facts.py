@@ -367,7 +367,7 @@ LONGER = "Low confidence: timed steps took longer than traced ones minus tracing
         ({"scale": 2.51, "ci_ms": None}, {"bottleneck": "input pipeline"}, 0, "Input-bound", FEW),
         ({"scale": 2.51}, {"bottleneck": "activation memory", "urgency": 1, "bound_ms": None}, 0, "", ""),
         ({"scale": 2.51}, {"bound_ms": 0.5}, None, HELD_UP, LONGER),
-        ({"ci_ms": None}, {"why": f"{FEW} And so on."}, 0, "", ""),  # the finding says so already
+        ({"ci_ms": None}, {"why": f"{FEW} And so on."}, 0, "", ""),  # the finding has it already
     ],
 )
 def test_what_a_verdict_rests_on(

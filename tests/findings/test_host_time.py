@@ -129,19 +129,6 @@ def test_sampled_stacks_name_the_function_and_its_line(reads: bool) -> None:
     assert "stacks=True" not in code["advice"]
 
 
-@pytest.mark.parametrize("reads", [True, False])
-def test_a_bound_is_not_below_what_samples_give(reads: bool) -> None:
-    less = [*METRIC[:5], (*METRIC[5][:-1], 54)]  # 6 of 60 ms
-    more = [*METRIC[:5], (*METRIC[5][:-1], 1)]  # 6 of 7 ms
-    name = "synchronisation" if reads else "host code"
-    without, *bounds = (found(made, name).loc[name, "bound_share"] for made in (
-        metric(100, reads), sampled(metric(100, reads), *less), sampled(metric(100, reads), *more)
-    ))  # fmt: skip
-
-    assert bounds[0] == pytest.approx(without)
-    assert without < bounds[1] <= 1
-
-
 def test_a_cell_is_named_without_its_made_up_file() -> None:
     calls = [METRIC[0], (0, "own", "<module>", "/tmp" + "/ipykernel_7/1.py", 4, "plot(x)", 5)]
 

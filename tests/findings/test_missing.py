@@ -48,7 +48,7 @@ def without(frame: pd.DataFrame, column: str, rows: Any) -> pd.DataFrame:
     missing.
     """
     values = frame[column]
-    if isinstance(values.dtype, pd.CategoricalDtype) or values.dtype == object or str(values.dtype) == "str":
+    if not pd.api.types.is_numeric_dtype(values):
         changed = values.copy()
         changed.iloc[rows] = None
     elif values.dtype == np.int64 and column not in ("parameters", "parameter_bytes", "flops", "samples"):

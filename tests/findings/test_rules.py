@@ -16,7 +16,7 @@ import pytest
 from perfnb.findings import proposed_code, rules
 from perfnb.findings.finding import Rule
 from perfnb.findings.gpu_facts import HELD, Copies
-from perfnb.findings.rules import bound, double, host, optimizer, transfers
+from perfnb.findings.rules import bound, communication, double, fusion, host, optimizer, transfers
 from perfnb.loop import run_rules
 from perfnb.ranks import findings as job_rules
 from perfnb.recording.text import TEXT
@@ -44,6 +44,20 @@ def test_rules_of_one_name_say_the_same(asked: Sequence[Rule]) -> None:
         assert (rule.headline, rule.saving, rule.ceiling) == (same.headline, same.saving, same.ceiling)
         assert rule.headline or not rule.explained
         assert rule.idle_cause in ("", *HELD)
+
+
+@pytest.mark.parametrize(
+    ("rule", "known"),
+    [
+        (optimizer.gradient_clipping, {"uses_torch": False, "gpu": None}),
+        (optimizer.gradient_clipping, {"uses_torch": True, "gpu": "a GPU"}),
+        (fusion.elementwise_chains, {"gpu": "a GPU"}),
+        (communication.exposed_on_host, {"gpu": "a GPU", "collectives": [1], "phases_ms": {"communication": 9.0}}),
+        (communication.exposed_on_host, {"gpu": None, "collectives": [], "phases_ms": {"communication": 9.0}}),
+    ],
+)
+def test_rules_that_do_not_apply_find_nothing_and_ask_no_further(rule: Rule, known: dict[str, Any]) -> None:
+    assert list(rule.search(SimpleNamespace(**known))) == []
 
 
 LARGE, SMALL, NO_COPIES = 2.0**24, 2.0**16 - 1, Copies(0, 0, 0, None, 0.0)

@@ -46,62 +46,38 @@ def test_the_finding_of_the_verdict_comes_first() -> None:
     assert document_verdict(second).selects == "findings"
 
 
-@pytest.mark.parametrize(
-    ("call", "code"),
-    [
-        ({"magic": "cell"}, "%%try_levers --levers checkpointing --goal memory"),
-        (
-            {"step": "train", "batches": None, "imported": True},
-            'perfnb.try_levers(train, levers=["checkpointing"], goal="memory")',
-        ),
-    ],
-)
-def test_a_lever_for_memory_is_tried_for_memory(call: object, code: str) -> None:
-    assert trial_line(call, "checkpointing", saves_memory=True)[1] == code
-
-
 def test_memory_that_grows_is_not_said_to_be_saved() -> None:
     (card,) = finding_cards(samples.growing()).cards
     assert card.bound == "2.50 MiB more in use after the step"
     assert card.code == ""
 
 
+CELL, LINE = (f"To try it, run this in place of {mark}profile_step and its options:" for mark in ("%%", "%"))
+
+
 @pytest.mark.parametrize(
     ("call", "words", "code"),
     [
-        ({"magic": "cell"}, "run this in place of %%profile_step and its options:", "%%try_levers --levers compile"),
-        ({"magic": "line"}, "run this in place of %profile_step and its options:", "%try_levers --levers compile"),
-        (
-            {"step": "train", "batches": "loader", "imported": True},
-            "To try it:",
-            'perfnb.try_levers(train, loader, levers=["compile"])',
-        ),
-        ({"step": "train", "batches": None}, "", 'import perfnb; perfnb.try_levers(train, levers=["compile"])'),
-    ],
-)  # fmt: skip
-def test_a_static_report_says_how_to_try_it(call: object, words: str, code: str) -> None:
-    (card,) = finding_cards(samples.with_remedy(call)).cards
-    assert card.lever == "compile"
-    assert card.trial is not None
-    assert (words in card.trial[0], card.trial[1]) == (True, code)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        None,
-        "cell",
-        {},
-        {"magic": "<b>"},
-        {"step": None, "batches": "loader"},
-        {"step": "train", "batches": "__import__('os').abort()"},
-        {"step": "train()", "batches": None},
-        {"step": ["train"], "batches": None},
+        ({"magic": "cell"}, CELL, "%%try_levers --levers compile"),
+        ({"magic": "line"}, LINE, "%try_levers --levers compile"),
+        ({"step": "s", "batches": "b", "imported": True}, "To try it:", 'perfnb.try_levers(s, b, levers=["compile"])'),
+        ({"step": "s"}, "To try it:", 'import perfnb; perfnb.try_levers(s, levers=["compile"])'),
+        (None, "", ""),
+        ("cell", "", ""),
+        ({}, "", ""),
+        ({"magic": "<b>"}, "", ""),
+        ({"step": None, "batches": "loader"}, "", ""),
+        ({"step": "s", "batches": "__import__('os').abort()"}, "", ""),
+        ({"step": "train()", "batches": None}, "", ""),
+        ({"step": ["train"], "batches": None}, "", ""),
     ],
 )
-def test_where_names_are_not_known_there_is_no_line(call: object) -> None:
+def test_a_report_says_how_to_try_a_lever_if_the_user_s_names_are_known(call: object, words: str, code: str) -> None:
+    assert trial_line(call, "compile") == (words, code)
+    memory = " --goal memory" if code.startswith("%") else ', goal="memory")'
+    assert trial_line(call, "compile", saves_memory=True) == (words, code and code.rstrip(")") + memory)
     (card,) = finding_cards(samples.with_remedy(call)).cards
-    assert card.trial is None
+    assert (card.lever, card.trial) == ("compile", (words, code) if code else None)
 
 
 def test_where_nothing_stands_out_the_verdict_stands_alone() -> None:

@@ -113,6 +113,14 @@ def test_a_hopeless_lever_is_not_tried_to_the_end() -> None:
     assert judged([trial])[0].why_not == "too slow to keep trying: it takes more than 5 times as long"
 
 
+@pytest.mark.parametrize(
+    ("on_ms", "hopeless"),
+    [([50.0, 99.0], False), ([50.1, 99.0], True), ([99.0], False), ([99.0, 50.0], False), ([99.0, 50.1], True)],
+)
+def test_two_blocks_more_than_five_times_as_long_are_hopeless(on_ms: list[float], hopeless: bool) -> None:
+    assert BlockTrial("threads", "", on_ms=on_ms, off_ms=[11.0, 10.0][: len(on_ms)]).hopeless is hopeless
+
+
 def test_the_order_of_blocks_is_random_and_the_seed_decides_it() -> None:
     orders = {seed: list(zip(range(PAIRS), BlockTrial("threads", "").orders(seed), strict=False)) for seed in (1, 2, 3)}
     assert orders[1] == list(zip(range(PAIRS), BlockTrial("threads", "").orders(1), strict=False))

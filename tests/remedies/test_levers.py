@@ -293,6 +293,7 @@ def test_a_model_that_nothing_leads_to_is_refused_in_a_sentence_and_keeps_its_we
     ):
         perfnb.try_levers(lambda: elsewhere.run(), budget_s=1)
     assert torch.equal(model.weight, before)
+    assert model.weight.grad is None
 
 
 def test_a_step_without_a_model_takes_the_levers_that_need_none() -> None:

@@ -34,88 +34,67 @@ def test_the_largest_bound_of_each_bottleneck_decides_the_order() -> None:
     assert bounds_of(findings) == {"memory bandwidth": 4.0, "waiting": 0.0}
 
 
-def test_a_lever_that_helps_is_to_be_kept() -> None:
-    values = Values("within noise", 2e-7)
-    answer = answered(LeverTrial("fused_optimizer", "faster", 0.86, (0.83, 0.89), 1.4, values, 21.5, "", CODE))
-
-    assert answer["said"] == "With fused_optimizer: faster, and its results pass the check."
-    assert (answer["effect"]["words"], answer["effect"]["verdict"]) == ("0.860 × [0.830, 0.890]", "saves 1.40 ms")
-    assert answer["code"] == CODE[0]
-    assert answer["facts"] == [
-        ("Results", "as close to float64 as without it (error 2e-07)"),
-        ("Set-up", "21.5 s, pays after 15,358 steps"),
-    ]
-
-
-def test_a_faster_lever_with_other_results_is_not() -> None:
-    values = Values("different", 0.5)
-    answer = answered(LeverTrial("compile", "faster", 0.5, (0.4, 0.6), 5.0, values, 0.0, "its results differ", CODE))
-
-    assert answer["said"] == "With compile: faster on this machine, but do not keep it yet."
-    assert (answer["code"], answer["keep"]) == ("", False)
-    assert answer["facts"][-1] == ("Caveat", "its results differ")
+NOT_YET = "{} on this machine, but do not keep it yet"
 
 
 @pytest.mark.parametrize(
-    ("verdict", "words"),
+    ("verdict", "changes", "figures", "said", "saves"),
     [
-        ("slower", "slower on this machine"),
-        ("same", "no faster: the difference is too small to matter"),
-        ("inconclusive", "no clear difference within the time limit"),
+        ("faster", {}, {}, "faster, and its results pass the check", "saves 1.40 ms"),
+        ("faster", {"why_not": "its results differ"}, {}, NOT_YET.format("faster"), "saves 1.40 ms"),
+        ("slower", {}, {}, "slower on this machine", "slower"),
+        ("same", {}, {}, "no faster: the difference is too small to matter", "same"),
+        ("inconclusive", {}, {}, "no clear difference within the time limit", "inconclusive"),
+        ("slower", {"memory": "less"}, {"goal": "memory"}, "less memory, and its results pass the check", "slower"),
+        ("slower", {"memory": "more"}, {"goal": "memory"}, "no less memory", "slower"),
+        ("faster", {"memory": "more"}, {"goal": "time"}, "faster, and its results pass the check", "saves 1.40 ms"),
+        ("not timed", {"ratio": None, "memory": "less", "why_not": "no time"}, {"goal": "memory"},
+         NOT_YET.format("less memory"), "not timed"),
+        ("not timed", {"ratio": None, "memory": "less"}, {"goal": "time"}, "not timed", "not timed"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_a_lever_and_whether_it_is_kept(
+    verdict: str, changes: dict[str, Any], figures: dict[str, Any], said: str, saves: str
+) -> None:
+    given = {"ratio": 0.86, "ratio_ci": (0.83, 0.89), "saves_ms": 1.4, "values": Values("exact", 0.0), "code": CODE}
+
+    answer = answered(LeverTrial("lever", verdict, **given | changes), **figures)
+
+    assert (answer["said"], answer["effect"]["verdict"]) == (f"With lever: {said}.", saves)
+    assert (answer["effect"]["words"] == "0.860 × [0.830, 0.890]") == ("ratio" not in changes)
+    kept = said.endswith("pass the check")
+    assert (answer["keep"], answer["code"]) == (kept, CODE[0] if kept else "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "facts"),
+    [
+        ({}, [("Results", "the same, bit for bit")]),
+        ({"values": Values("within noise", 2e-7)}, [("Results", "as close to float64 as without it (error 2e-07)")]),
+        ({"setup_s": 0.099}, [("Results", "the same, bit for bit")]),
+        ({"setup_s": 0.1}, [("Results", "the same, bit for bit"), ("Set-up", "100 ms, pays after 100 steps")]),
+        (
+            {"verdict": "slower", "setup_s": 0.1, "saves_ms": -1.0, "why_not": "slow"},
+            [("Results", "the same, bit for bit"), ("Set-up", "100 ms"), ("Caveat", "slow")],
+        ),
+        (
+            {"peak_bytes": 2**20, "memory": "less"},
+            [("Peak memory", "2.00 MiB → 1.00 MiB (−50.0 %)"), ("Results", "the same, bit for bit")],
+        ),
+        ({"peak_bytes": 2**20}, [("Results", "the same, bit for bit")]),
     ],
 )
-def test_a_lever_that_does_not_help_saves_nothing(verdict: str, words: str) -> None:
-    answer = answered(LeverTrial("compile", verdict, 1.02, None, -0.2, Values("exact", 0.0), 0.0, "", CODE))
-
-    assert answer["said"] == f"With compile: {words}."
-    assert (answer["effect"]["verdict"], answer["effect"]["interval"], answer["code"]) == (verdict, None, "")
+def test_what_else_is_known_of_a_lever(changes: dict[str, Any], facts: list[tuple[str, str]]) -> None:
+    given: dict[str, Any] = {"verdict": "faster", "ratio": 0.9, "saves_ms": 1.0, "values": Values("exact", 0.0)}
+    assert answered(LeverTrial("lever", **given | changes), own_peak=2**21)["facts"] == facts
 
 
-@pytest.mark.parametrize(
-    ("peak", "memory", "words", "keep"),
-    [
-        (2**20, "less", "less memory, and its results pass the check", True),
-        (3 * 2**20, "more", "no less memory", False),
-    ],
-)
-def test_a_lever_for_memory_is_judged_by_it(peak: int, memory: str, words: str, keep: bool) -> None:
-    trial = LeverTrial("checkpointing", "slower", 1.3, (1.2, 1.4), -3.0, Values("exact", 0.0), 0.0, "", CODE)
-    trial.peak_bytes, trial.memory = peak, memory
-    answer = answered(trial, goal="memory", own_peak=2 * 2**20)
-
-    assert answer["said"] == f"With checkpointing: {words}."
-    assert (answer["keep"], bool(answer["code"])) == (keep, keep)
-    head, said = answer["facts"][0]
-    assert head == "Peak memory"
-    assert said.startswith("2.00 MiB → ")
-
-
-@pytest.mark.parametrize(
-    ("setup_s", "pays", "said"),
-    [(0.099, 1.0, None), (0.1, 1.0, "100 ms, pays after 100 steps"), (0.1, -1.0, "100 ms"), (None, 1.0, None)],
-)
-def test_a_preparation_that_is_felt_is_told(setup_s: float | None, pays: float, said: str | None) -> None:
-    verdict = "faster" if pays > 0 else "slower"
-    answer = answered(LeverTrial("compile", verdict, 0.9, None, pays, Values("exact", 0.0), setup_s))
-    assert dict(answer["facts"]).get("Set-up") == said
-    assert dict(answer["facts"])["Results"] == "the same, bit for bit"
-
-
-def test_a_lever_that_was_not_timed_is_judged_by_memory_if_that_is_known() -> None:
-    trial = LeverTrial("checkpointing", "not timed", why_not="no time")
-    assert answered(trial)["error"] == "It could not be measured: no time"
-    trial.memory, trial.peak_bytes = "less", 2**20
-    known = answered(trial, goal="memory", own_peak=2**21)
-    assert known["said"] == "With checkpointing: less memory on this machine, but do not keep it yet."
-    assert known["facts"][0] == ("Peak memory", "2.00 MiB → 1.00 MiB (−50.0 %)")
-    assert answered(trial, goal="time")["said"] == "With checkpointing: not timed."
-
-
-def test_a_lever_that_does_not_apply_is_one_sentence() -> None:
-    answer = answered(LeverTrial("attention", "not tried", why_not="no attention \x1b[31min it"))
-
-    assert answer["error"].startswith("It could not be tried: no attention ")
-    assert "\x1b" not in answer["error"]
+def test_a_lever_that_was_not_tried_or_timed_is_one_sentence() -> None:
+    untimed = LeverTrial("checkpointing", "not timed", why_not="no time")
+    assert answered(untimed) == {"error": "It could not be measured: no time"}
+    untried = answered(LeverTrial("attention", "not tried", why_not="no attention \x1b[31min it"))["error"]
+    assert untried.startswith("It could not be tried: no attention ")
+    assert "\x1b" not in untried
 
 
 class Line:

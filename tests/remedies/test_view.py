@@ -23,23 +23,6 @@ def found(confirmed: LeverTrial | None = KEPT) -> LeverTrials:
     return lever_trials(confirmed=confirmed, name="<script>")
 
 
-def test_effects_and_what_else_a_lever_changes() -> None:
-    lines = [" ".join(line.split()) for line in str(found()).splitlines()]
-    assert lines[:2] == [
-        "perfnb · levers · <script>",
-        "Keep fused_optimizer: 1.30 ms saved (13 % less), confirmed on fresh pairs: 0.870 × [0.840, 0.900]",
-    ]
-    assert lines[2:4] == [CODE[0], "step 10.0 ms · 40 rounds, each with every lever once"]
-    effects = lines[lines.index("Time of a step with each lever, against the baseline") :][1:6]
-    assert effects[0].startswith("fused_optimizer 0.860 × [0.830, 0.890] ")
-    assert effects[0].endswith(" faster")
-    assert effects[1].startswith("compile 0.900 × ")
-    assert effects[2].startswith("threads 1.00 × [0.99, 1.01] ")
-    assert effects[4] == "lower precision", "what autocast warns of, below its row"
-    assert "fused_optimizer within noise 2.00e-07 1.40 ms 20.0 ms 15" in lines
-    assert "compile exact 0 n/a 21.0 s n/a" in lines
-
-
 def test_names_in_html_are_text() -> None:
     html = found()._repr_mimebundle_()["text/html"]
     assert "<script>" not in html

@@ -313,27 +313,7 @@ LEAKS: dict[str, tuple[Callable[[Subject], Any], str]] = {
 }
 
 
-@pytest.fixture
-def switches_put_back() -> Iterator[None]:
-    """Keep what these levers leave on from the next test."""
-    threads, precision, mkldnn = (
-        torch.get_num_threads(),
-        torch.get_float32_matmul_precision(),
-        torch.backends.mkldnn.enabled,
-    )
-    yield
-    torch.set_num_threads(threads)
-    torch.set_float32_matmul_precision(precision)
-    torch.set_grad_enabled(True)
-    torch.set_default_dtype(torch.float32)
-    torch.use_deterministic_algorithms(False)
-    torch.autograd.set_detect_anomaly(False)
-    torch.backends.mkldnn.enabled = mkldnn
-    gc.enable()
-
-
 @pytest.mark.parametrize("name", LEAKS)
-@pytest.mark.usefixtures("switches_put_back")
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 def test_what_is_left_changed_is_an_error_that_says_what(name: str) -> None:
     leak, words = LEAKS[name]
@@ -350,7 +330,6 @@ def test_what_is_left_changed_is_an_error_that_says_what(name: str) -> None:
 
 
 @pytest.mark.parametrize(("when", "doing"), [("each time", "trying"), ("at the end", "undoing")])
-@pytest.mark.usefixtures("switches_put_back")
 def test_a_lever_that_leaves_something_changed_is_named(when: str, doing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def prepared(subject: Subject) -> Iterator[Switch]:

@@ -50,16 +50,6 @@ def test_the_verdict_weighs_layers_by_their_time_and_leaves_out_ops() -> None:
     assert replace(made, points=points.head(0)).reached is None
 
 
-def test_without_ceilings_nothing_is_decided() -> None:
-    shown = roofline_document(samples.unknown_roofline())
-    assert shown.verdict.state == "open"
-    assert "ceilings are unknown" in shown.verdict.sentence
-    scatter, layers, _, _ = parts(shown)
-    assert scatter.lines == ()
-    assert len(scatter.dots) == len(layers.rows) - 1  # one layer has no intensity
-    assert {row[1] for row in layers.rows} == {""}
-
-
 def test_each_layer_has_its_bound_and_its_share_of_the_roof() -> None:
     scatter, layers, ops, uncounted = parts(roofline_document(samples.roofline()))
     head = next(row for row in layers.rows if row[0] == "model.head")
