@@ -170,20 +170,6 @@ def raw_totals(path: Path) -> list[tuple[float, int]]:
     return [(one["ts"], one["args"]["Total Allocated"]) for one in told]
 
 
-def assert_as_told(profile: perfnb.Profile, device: str, told: list[tuple[float, int]]) -> None:
-    line = line_of(profile)
-    (curve,) = [curve for curve in line.memory if curve.device == device]
-    assert curve.bytes[-len(told) :].tolist() == [total for _, total in told]
-    assert len(curve.bytes) - len(told) in (0, 1)  # what was there before
-    assert curve.bytes[-1] == told[-1][1]
-    assert curve.bytes.max() == max(total for _, total in told)
-    times = (curve.times_ns + line.zero_ns)[-len(told) :] / 1e3
-    assert times == pytest.approx([time for time, _ in told], abs=0.002)
-    table = profile.memory[profile.memory["device"] == device]
-    assert table["total"].tolist() == curve.bytes.tolist()
-    assert table["t_ms"].to_numpy(dtype=float) == pytest.approx(curve.times_ns / 1e6)
-
-
 def test_a_trace_of_torch_shows_what_its_json_says(tmp_path: Path) -> None:
     import torch
     from torch import nn
@@ -206,4 +192,12 @@ def test_a_trace_of_torch_shows_what_its_json_says(tmp_path: Path) -> None:
 
     told = raw_totals(path)
     assert max(total for _, total in told) >= 32 * 128 * 4
-    assert_as_told(loaded(path), "cpu", told)
+    profile = loaded(path)
+    (curve,) = line_of(profile).memory
+    assert curve.device == "cpu"
+    assert curve.bytes[-len(told) :].tolist() == [total for _, total in told]
+    assert len(curve.bytes) - len(told) in (0, 1)  # what was there before
+    times = (curve.times_ns + line_of(profile).zero_ns)[-len(told) :] / 1e3
+    assert times == pytest.approx([time for time, _ in told], abs=0.002)
+    assert profile.memory["total"].tolist() == curve.bytes.tolist()
+    assert profile.memory["t_ms"].to_numpy(dtype=float) == pytest.approx(curve.times_ns / 1e6)
