@@ -6,9 +6,11 @@ import json
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import strategies as st
 
+from perfnb.attribution.blocks import Kind, _cut_at_steps, _Steps
 from perfnb.profile.profile import Profile
 from perfnb.recording.from_trace import recording_of_trace, with_module_layers
 from perfnb.trace.kineto import decode
@@ -108,6 +110,29 @@ def test_a_wait_for_data_that_a_mark_cuts_belongs_to_both_steps() -> None:
 
     assert profile.steps["data_ms"].tolist() == [0.03, 0.02]
     assert in_us(profile.phases["ms"])["data"] == 25
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "parts"),
+    [
+        (10_000, 90_000, [(0, 10_000, 90_000)]),
+        (50_000, 150_000, [(0, 50_000, 100_000), (1, 100_000, 150_000)]),
+        (98_999, 150_000, [(0, 98_999, 100_000), (1, 100_000, 150_000)]),
+        (99_000, 150_000, [(1, 100_000, 150_000)]),  # but for rounding
+        (50_000, 101_000, [(0, 50_000, 100_000)]),
+        (50_000, 101_001, [(0, 50_000, 100_000), (1, 100_000, 101_001)]),
+        (-5_000, 300_000, [(0, 0, 100_000), (1, 100_000, 200_000), (2, 250_000, 300_000)]),
+        (220_000, 230_000, [(1, 220_000, 220_000)]),  # between two steps
+    ],
+)
+def test_a_block_is_cut_at_the_borders_of_steps(begin: int, end: int, parts: list[tuple[int, int, int]]) -> None:
+    starts, ends = np.array([0, 100_000, 250_000]), np.array([100_000, 200_000, 350_000])
+    steps = _Steps.of(np.full(3, Kind.STEP), np.zeros(3, dtype=int), starts, ends)
+
+    cut, step = _cut_at_steps(pd.DataFrame({"start": [begin], "end": [end]}), steps)
+
+    assert list(zip(step, cut["start"], cut["end"], strict=True)) == parts
+    assert cut["continued"].tolist() == [False, True, True][: len(parts)]
 
 
 @pytest.mark.parametrize(("end", "forward", "loss"), [(100.6, 25, 0), (101, 25, 0), (101.001, 25.5005, 24.4995)])
