@@ -170,17 +170,6 @@ def test_new_shapes_are_totals_that_the_later_half_has_for_the_first_time(totals
     assert judge._new_shapes_keep_coming(made(range(len(totals)), totals, lives=0), len(totals)) is new
 
 
-@pytest.mark.deep
-@pytest.mark.slow
-def test_batches_that_vary_are_no_leak_in_100_runs() -> None:
-    for seed in range(100):
-        rng = np.random.default_rng(seed)
-        sizes = rng.integers(MIB, 20 * MIB, STEPS)
-        cache = 500 * MIB + np.cumsum(rng.integers(0, MIB, STEPS))  # each new shape is prepared and kept
-        varying = joined(made(EVERY, sizes, lives=0), made(EVERY, sizes // 10, lives=1, op="aten::relu"))
-        assert leak_figures(joined(ORDINARY, varying), cache, steps=STEPS).verdict != "leak"
-
-
 def test_the_table_of_steps_holds_both_series() -> None:
     table = leak_figures(ORDINARY, FLAT, steps=STEPS).steps
     assert table.columns.tolist() == ["step", "allocated_bytes", "process_bytes"]

@@ -63,31 +63,6 @@ def test_what_an_operator_in_place_saves_is_its_inputs_block() -> None:
 
 
 @pytest.mark.slow
-def test_autocast_saves_half_as_much_and_copies_of_weights() -> None:
-    model = mlp()
-    optimizer = sgd(model)
-
-    def step(batch: Tensor) -> None:
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            out = model(batch)
-        out.float().square().mean().backward()
-        optimizer.step()
-
-    p = profile(step, batches())
-
-    assert at_end(p) == {"parameters": WHOLE, "gradients": WHOLE, "inputs": INPUTS}
-    assert saved(p) == {
-        "model": 2 * (BATCH * (16 + 32 + 4) + 32 * 4),
-        "model.0": 2 * BATCH * 16,  # a copy of the batch
-        "model.1": 2 * BATCH * 32,
-        "model.2": 2 * (BATCH * 4 + 32 * 4),  # a copy of its weight
-    }
-    first, last = linear(BATCH, 16, 32), linear(BATCH, 32, 4)
-    assert flops(p)["model"] == [first + last, first + 2 * last, 0]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("to_none", [True, False])
 def test_gradients_let_go_and_gradients_zeroed(to_none: bool) -> None:
     model = mlp()

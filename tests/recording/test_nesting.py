@@ -155,6 +155,7 @@ def test_the_innermost_interval_over_time_changes_where_one_begins_or_ends() -> 
         (["net", "net", "net.a"], [0, 0, 1], ["net", "net", "a"], [-1, -1, 0]),
         (["net.a", "net.ab", ".c", "net.a..d"], [None] * 4, ["net.a", "net.ab", ".c", ".d"], [-1, -1, -1, 0]),
         (["A", "B", "C", "D", "E"], [0, 1, 2, 1, 0], ["A", "B", "C", "D", "E"], [-1, 0, 1, 0, -1]),
+        (["", ".c"], [None] * 2, ["", ".c"], [-1, -1]),
         ([], [], [], []),
     ],
 )
