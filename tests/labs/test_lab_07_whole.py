@@ -19,14 +19,7 @@ from perfnb.labs import lab_07
 from perfnb.labs.exercise import Facts
 from perfnb.labs.ledger import exercise_of
 from tests.labs.judging import expect_of, hint, said_of
-from tests.labs.lab_07_answers import (
-    GIVEN,
-    REPORT,
-    Fused,
-    FusedAndQuicker,
-    FusedBf16,
-    Script,
-)
+from tests.labs.lab_07_answers import GIVEN, REPORT, Fused, FusedAndQuicker, FusedBf16, Script
 
 Learn = Callable[[Any, Any, int], Any]
 
