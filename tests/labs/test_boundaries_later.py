@@ -527,6 +527,7 @@ ROWS: Sequence[tuple[str, dict[str, Any], str]] = (
     ("10.7", {"said/waits_ms": 13.5}, "that is all communication"),
     ("10.7", {"said/waits_ms": 4.8}, "how much longer the others wait"),
     ("10.7", {"said/waits_ms": (50.0 - 8.05) / 9}, "leaves out the step where another rank was late"),
+    ("10.7", {"steps": 2, "said/waits_ms": 10.0 - 8.05}, "leaves out the step where another rank was late"),
     ("10.7", {"said/rank": 1.0}, "rank 1 is in collectives for the longest time"),
     ("10.7", {"said/rank": 0.0}, "rank 0 holds up the others only in the step with the longest waits"),
     ("10.7", {"said/rank": 3.0}, "whoever comes last"),
