@@ -215,6 +215,7 @@ def test_a_model_spoilt_in_the_check_is_a_copy(trained: tuple[nn.Module, torch.T
         (half_left_out, "differ from the original model's"),
         (remembering, "differ from the original model's"),
         (lambda net: None, "Return the model"),
+        (lambda net: 1 / 0, "ZeroDivisionError"),  # raised where int8 works
     ],
 )
 def test_another_model_is_not(trained: tuple[nn.Module, torch.Tensor], answer: Any, says: str) -> None:
