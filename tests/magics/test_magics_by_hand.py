@@ -213,7 +213,7 @@ def test_a_loader_that_feeds_a_cell_is_known_to_the_trial(shell: Any, monkeypatc
     assert spaces == [{"loader", "net"}, {"loader", "net"}, {"net"}]
     assert [one["quiet"] for one in tried.options] == [True, False, False]
     listed = magic("--list")
-    assert (list(listed.index[:2]), list(listed.columns)) == (["threads", "compile"], ["what it does", "answers"])
+    assert (list(listed.index[:2]), listed.columns[-1]) == (["threads", "compile"], "answers")
     assert len(tried.given) == 3
 
 
