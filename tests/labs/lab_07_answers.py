@@ -72,9 +72,4 @@ BATCHES = [
 GIVEN: dict[str, Any] = {"script": Script, "batches": BATCHES}
 
 
-REPORT: Facts = {
-    "ratio": 0.8,
-    "ratio_ci": [0.75, 0.85],
-    "decision": "accept",
-    "quality": True,
-}
+REPORT: Facts = {"ratio": 0.8, "ratio_ci": [0.75, 0.85], "decision": "accept", "quality": True}

@@ -217,8 +217,7 @@ def verdict(folder: Path, number: str, facts: Facts) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
-    [("a" * 10, "a" * 10), ("a" * 11, "a" * 7 + "..."), ("a\x1b[31m\nb", "a?[31m\nb"), ("", "")],
+    ("text", "shown"), [("a" * 10, "a" * 10), ("a" * 11, "a" * 7 + "..."), ("a\x1b[31m\nb", "a?[31m\nb"), ("", "")]
 )
 def test_somebody_elses_text_is_short_and_without_control_characters(text: str, shown: str) -> None:
     assert shortened(text, 10) == shown

@@ -140,10 +140,7 @@ RIGHT: dict[str, Facts] = {
     "7.2": {"cases": [scored(20 / 60), scored(15 / 60), scored(1 / 60)]},
     "7.3": {**training("fused"), "report": report()},
     "7.4": {**training("autocast"), "report": report(), "super": False},
-    "7.5": {
-        "cases": [learned(256, 32), learned(256, 256), learned(100, 32), learned(7, 7)],
-        "report": report(),
-    },
+    "7.5": {"cases": [learned(256, 32), learned(256, 256), learned(100, 32), learned(7, 7)], "report": report()},
     "7.6": {
         "cases": [
             [30.0, 10.0, 0.8, "faster", 15_000.0],
@@ -273,10 +270,7 @@ RIGHT: dict[str, Facts] = {
         "words": 40,
         "unsaid": [],
         "pairs": 12,
-        "scripts": [
-            {**vars(MAYAS), "logged": 12},
-            {**vars(Work(1, 2, 1, 256, 128, float64=False)), "logged": 12},
-        ],
+        "scripts": [{**vars(MAYAS), "logged": 12}, {**vars(Work(1, 2, 1, 256, 128, float64=False)), "logged": 12}],
     },
 }
 
@@ -383,11 +377,7 @@ ROWS: Sequence[tuple[str, dict[str, Any], str]] = (
     ),
     ("7.8", {"factors/fused": ["a", "a"]}, "Best lacks fused"),
     ("7.8", {"factors/rate": ["a", "b"]}, "was not tested on its own: rate"),
-    (
-        "7.8",
-        {"factors/fused": ["a", "a"], "reports/fused/decision": "inconclusive", "product": 2.0},
-        "",
-    ),
+    ("7.8", {"factors/fused": ["a", "a"], "reports/fused/decision": "inconclusive", "product": 2.0}, ""),
     ("7.8", {"losses/1": [2.1, 1.8, 1.6, 1.4]}, ""),
     (
         "7.8",
@@ -537,6 +527,7 @@ ROWS: Sequence[tuple[str, dict[str, Any], str]] = (
     ("10.7", {"said/waits_ms": 13.5}, "that is all communication"),
     ("10.7", {"said/waits_ms": 4.8}, "how much longer the others wait"),
     ("10.7", {"said/waits_ms": (50.0 - 8.05) / 9}, "leaves out the step where another rank was late"),
+    ("10.7", {"steps": 2, "said/waits_ms": 10.0 - 8.05}, "leaves out the step where another rank was late"),
     ("10.7", {"said/rank": 1.0}, "rank 1 is in collectives for the longest time"),
     ("10.7", {"said/rank": 0.0}, "rank 0 holds up the others only in the step with the longest waits"),
     ("10.7", {"said/rank": 3.0}, "whoever comes last"),
@@ -638,11 +629,7 @@ ROWS: Sequence[tuple[str, dict[str, Any], str]] = (
     ("12.4", {"said/padded": 20.0}, "the bound of the finding 'float64'"),
     ("12.4", {"said/padded": 22.0}, "Which share of their FLOPs"),
     ("12.4", {"waste/padded": 3.0}, "Find all of the waste"),
-    (
-        "12.4",
-        {"profiles/0/findings": {"float64": 0.5}, "said/new_reader": 0.55},
-        "",
-    ),
+    ("12.4", {"profiles/0/findings": {"float64": 0.5}, "said/new_reader": 0.55}, ""),
     ("12.4", {"profiles/0/findings": {"float64": 0.5}, "said/new_reader": 0.57}, "that is not the bound"),
     ("12.4", {"profiles": [{**PROFILE, "findings": {"float64": 50.0}}, PROFILE]}, ""),
     ("12.4", {"profiles/0/findings": {}, "said/right": 1.0}, ""),
@@ -653,11 +640,7 @@ ROWS: Sequence[tuple[str, dict[str, Any], str]] = (
     ("12.5", {"after/log": [[2.302, 20.0], *LOG[1:]]}, "The first loss is 2.3020 instead of 2.3000"),
     ("12.5", {"after/log": [*LOG[:2], [2.2, 40.0]]}, "the later losses are not"),
     ("12.5", {"after/log": [*LOG[:2], [2.1, 42.0]]}, ""),
-    (
-        "12.5",
-        {"after/log": [*LOG[:2], [2.1, 37.0]]},
-        "37 boxes were read right in a step where Maya's",
-    ),
+    ("12.5", {"after/log": [*LOG[:2], [2.1, 37.0]]}, "37 boxes were read right in a step where Maya's"),
     ("12.5", {"after/log": LOG[:2]}, "After 3 steps, your log has 2 rows"),
     ("12.5", {"after/log": [*LOG[:2], [2.1]]}, "A row of the log is (loss, right)"),
     ("12.5", {"apart": 1e-3}, ""),

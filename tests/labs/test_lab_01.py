@@ -217,13 +217,7 @@ def an_aa_test(detectable: float) -> Any:
     return an_ab_test(a_ms=[1.0] * 8, b_ms=[1.0] * 8, check=None, smallest_detectable=detectable)
 
 
-@pytest.mark.parametrize(
-    ("percent", "sees", "says"),
-    [
-        (..., ..., "no answer"),
-        (3.7, ..., "True or False"),
-    ],
-)
+@pytest.mark.parametrize(("percent", "sees", "says"), [(..., ..., "no answer"), (3.7, ..., "True or False")])
 def test_what_it_could_not_is_not(percent: Any, sees: Any, says: str) -> None:
     assert says in hint("1.5", {"smallest_percent": percent, "sees_one_percent": sees}, test=an_aa_test(0.037))
 
@@ -276,11 +270,7 @@ def test_no_claims_are_none_judged(claims: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [
-        ({"spread": "faster"}, "Claim spread"),
-        ({"mean": "quicker"}, "one of"),
-        ({"other": "faster"}, "keys"),
-    ],
+    [({"spread": "faster"}, "Claim spread"), ({"mean": "quicker"}, "one of"), ({"other": "faster"}, "keys")],
 )
 def test_a_claim_misjudged_is_told(claims: dict[str, Any], change: dict[str, str], says: str) -> None:
     assert says in hint("1.6", RIGHT | change, claims=claims)

@@ -53,10 +53,7 @@ def test_a_prediction_may_be_wrong_but_not_misformed() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "says"),
-    [
-        ({"forward": 0.5, "backward": 0.5}, "missing optimizer, rest"),
-        ([0.3, 0.5, 0.1, 0.1], "dictionary"),
-    ],
+    [({"forward": 0.5, "backward": 0.5}, "missing optimizer, rest"), ([0.3, 0.5, 0.1, 0.1], "dictionary")],
 )
 def test_a_prediction_misformed(answer: Any, says: str) -> None:
     assert says in hint("2.1", answer)

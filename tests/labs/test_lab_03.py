@@ -144,13 +144,7 @@ STEPS = step_of(10, 10), step_of(1, 1)
 RIGHT = {"arithmetic": 100, "time": 25.0, "not_arithmetic": 0.75}
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({}, ""),
-        ({"not_arithmetic": ...}, "no value"),
-    ],
-)
+@pytest.mark.parametrize(("change", "says"), [({}, ""), ({"not_arithmetic": ...}, "no value")])
 @pytest.mark.usefixtures("_timed")
 def test_a_hundred_times_smaller(change: dict[str, Any], says: str) -> None:
     expect("3.6", says, RIGHT | change, big=BIG, small=SMALL, steps=STEPS)

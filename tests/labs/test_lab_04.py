@@ -39,11 +39,7 @@ def profile() -> Profile:
 
 def at_its_peak(profile: Profile) -> dict[str, Any]:
     memory = profile.memory
-    return {
-        "most": memory["total"].max(),
-        "sum_of_most": memory[list(CATEGORIES)].max().sum(),
-        "phase": "backward",
-    }
+    return {"most": memory["total"].max(), "sum_of_most": memory[list(CATEGORIES)].max().sum(), "phase": "backward"}
 
 
 @pytest.mark.slow
@@ -203,12 +199,7 @@ def test_which_batches_are_run(monkeypatch: pytest.MonkeyPatch, batch: int, fixe
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (1488.0, "give an int: 1488.0 is a float"),
-        (0, "from 1 to"),
-        (1_400_000, "10,000"),
-    ],
+    ("answer", "says"), [(1488.0, "give an int: 1488.0 is a float"), (0, "from 1 to"), (1_400_000, "10,000")]
 )
 def test_what_is_no_batch(answer: Any, says: str) -> None:
     assert says in hint("4.4", answer, make_step=narrow_step)

@@ -127,11 +127,7 @@ AT_TIME = 64 + 448 * (0.73 - 0.56) / (0.83 - 0.56)
 
 @pytest.mark.parametrize(
     ("flops", "time", "words"),
-    [
-        (565, AT_TIME, ""),
-        (1039, AT_TIME, "two products alone"),
-        (565, 512, "time is a measured length"),
-    ],
+    [(565, AT_TIME, ""), (1039, AT_TIME, "two products alone"), (565, 512, "time is a measured length")],
 )
 def test_the_length_for_73_percent(at_lengths: ArchitectureComparison, flops: Any, time: Any, words: str) -> None:
     expect("5.5", words, {"flops": flops, "time": time}, comparison=at_lengths)
@@ -174,11 +170,7 @@ INSIDE = FORETOLD.ci_ms[0] <= 12.2 <= FORETOLD.ci_ms[1]
 
 @pytest.mark.parametrize(
     ("off_by", "words"),
-    [
-        (OFF_BY, ""),
-        (float(STUDY.fit["residual"].iloc[-1]), "it was fitted to"),
-        (100 * OFF_BY, "percent"),
-    ],
+    [(OFF_BY, ""), (float(STUDY.fit["residual"].iloc[-1]), "it was fitted to"), (100 * OFF_BY, "percent")],
 )
 def test_a_size_held_out(off_by: float, words: str) -> None:
     expect("5.6", words, {"off_by": off_by, "inside": INSIDE}, study=STUDY, held_out=TIMED)

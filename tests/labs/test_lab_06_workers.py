@@ -52,11 +52,7 @@ def test_enough_workers() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (with_options(persistent_workers=False), "What keeps them"),
-        (held, "still running"),
-    ],
+    ("answer", "says"), [(with_options(persistent_workers=False), "What keeps them"), (held, "still running")]
 )
 def test_workers_too_few_too_many_or_left(monkeypatch: pytest.MonkeyPatch, answer: Any, says: str) -> None:
     monkeypatch.setattr(lab_06, "PACES", ((11.0, 6.0),))

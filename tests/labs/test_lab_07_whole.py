@@ -19,14 +19,7 @@ from perfnb.labs import lab_07
 from perfnb.labs.exercise import Facts
 from perfnb.labs.ledger import exercise_of
 from tests.labs.judging import expect_of, hint, said_of
-from tests.labs.lab_07_answers import (
-    GIVEN,
-    REPORT,
-    Fused,
-    FusedAndQuicker,
-    FusedBf16,
-    Script,
-)
+from tests.labs.lab_07_answers import GIVEN, REPORT, Fused, FusedAndQuicker, FusedBf16, Script
 
 Learn = Callable[[Any, Any, int], Any]
 
@@ -222,6 +215,7 @@ def test_a_model_spoilt_in_the_check_is_a_copy(trained: tuple[nn.Module, torch.T
         (half_left_out, "differ from the original model's"),
         (remembering, "differ from the original model's"),
         (lambda net: None, "Return the model"),
+        (lambda net: 1 / 0, "ZeroDivisionError"),  # raised where int8 works
     ],
 )
 def test_another_model_is_not(trained: tuple[nn.Module, torch.Tensor], answer: Any, says: str) -> None:

@@ -151,6 +151,7 @@ def mean_rate(made: Made, kind: str) -> float:
         (lambda made: {"pageable": on_their_way(made)["pageable"] * 8}, "gigabits"),
         (lambda made: {"saves_ms": on_their_way(made)["saves_ms"] * 3}, "all three steps"),
         (lambda made: {"saves_ms": on_their_way(made)["saves_ms"] / 2}, "only three of the six steps"),
+        (lambda made: {"saves_ms": 0.766}, "that is a share"),
         (lambda made: {"saves_ms": 0.706}, "pinned copies take time, too"),
         (lambda made: {"saves_ms": 1.104}, "how much shorter the step becomes"),
         (lambda made: {"saves_ms": 0.9}, "difference between the two kinds"),
@@ -194,30 +195,6 @@ def test_a_trace_says_that_it_is_made_up_and_is_small(made: Made, name: str) -> 
     assert trace_file(name).stat().st_size < 50_000
     ids = Counter(event["args"]["correlation"] for event in made.events(name, *WORK))
     assert set(ids.values()) == ({1, 184} if name == "reader_a_again" else {1})
-
-
-def test_the_recorded_trace_is_as_the_text_has_it(made: Made) -> None:
-    assert "H100" in made.json["copies"]["note"]
-    assert trace_file("copies").stat().st_size < 10_000
-    steps = [event for event in made.events("copies") if event["name"].startswith("ProfilerStep")]
-    assert [event["name"] for event in steps] == [f"ProfilerStep#{number}" for number in range(4, 10)]
-    kinds = []
-    for step in steps:
-        here = [
-            (event["name"], event["args"]["bytes"])
-            for event in made.events("copies", "gpu_memcpy")
-            if step["ts"] <= event["ts"] < step["ts"] + step["dur"]
-        ]
-        kind = "Pageable" if "Pageable" in here[0][0] else "Pinned"
-        kinds.append(kind)
-        to_gpu, back = f"Memcpy HtoD ({kind} -> Device)", "Memcpy DtoH (Device -> Pinned)"
-        assert here == [(to_gpu, 256 * 128 * 64 * 4), (to_gpu, 256 * 8), (back, 8)]
-    assert kinds == ["Pageable"] * 3 + ["Pinned"] * 3
-    slow, fast = np.mean([step["dur"] for step in steps[:3]]), np.mean([step["dur"] for step in steps[3:]])
-    assert slow - fast == pytest.approx(1000, rel=0.15)
-    calls = [event["dur"] for event in made.events("copies", "cuda_runtime") if "Memcpy" in event["name"]]
-    assert min(calls[0:9:3]) > 700
-    assert max(calls[9:]) < 15
 
 
 def test_the_same_trace_is_written_each_time(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

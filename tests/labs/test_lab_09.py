@@ -56,14 +56,6 @@ def test_little_s_law(change: dict[str, Any], words: str) -> None:
     expect("9.2", words, {"utilization": PER_S * SERVICE, "inside": PER_S * LATENCY} | change)
 
 
-def test_little_s_law_holds_for_the_log() -> None:
-    """Counted at many moments: the cards that have arrived and are not yet answered."""
-    at = np.arange(0.0, 600.0, 0.05)
-    arrived, answered = (np.searchsorted(np.sort(LOG[name]), at, side="right") for name in ("arrived_s", "answered_s"))
-
-    assert (arrived - answered).mean() == pytest.approx(PER_S * LATENCY, rel=0.01)
-
-
 def waits(arrivals: Sequence[float], services: Sequence[float]) -> list[float]:
     return [latency - service for latency, service in zip(queue(arrivals, services), services, strict=True)]
 

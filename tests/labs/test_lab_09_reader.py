@@ -10,15 +10,7 @@ import pytest
 import torch
 
 from tests.labs.judging import expect, hint
-from tests.labs.lab_09_answers import (
-    a_reader,
-    as_tensors,
-    cached,
-    cell_with,
-    first_place,
-    largest,
-    with_gradients,
-)
+from tests.labs.lab_09_answers import a_reader, as_tensors, cached, cell_with, first_place, largest, with_gradients
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +13,7 @@ import torch
 
 import perfnb
 from perfnb import labs
-from perfnb.labs.made_job import LATE, LATE_ONCE, NOTE, ONCE, RANKS, STEPS, planted_step, write_job
+from perfnb.labs.made_job import LATE, LATE_ONCE, ONCE, RANKS, planted_step, write_job
 from perfnb.results import Ranks
 from tests.labs.judging import expect, hint
 from tests.labs.lab_10_answers import buckets, cell_with, exposed
@@ -35,33 +32,6 @@ def rented(files: list[Path]) -> Ranks:
     ranks = perfnb.load(files)
     assert isinstance(ranks, Ranks)
     return ranks
-
-
-def collectives(path: Path) -> dict[int, list[tuple[float, float]]]:
-    """Start and end of each collective by step, from the plain JSON."""
-    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    steps = {
-        int(each["name"].partition("#")[2]): (each["ts"], each["ts"] + each["dur"])
-        for each in events
-        if each["name"].startswith("ProfilerStep#")
-    }
-    talks = [(each["ts"], each["ts"] + each["dur"]) for each in events if each["name"].startswith("nccl")]
-    return {number: [talk for talk in talks if begin <= talk[0] < end] for number, (begin, end) in steps.items()}
-
-
-def test_the_straggler_is_planted(files: list[Path]) -> None:
-    """Each collective ends everywhere at once; the last of a step waits for rank 5, and once for rank 2."""
-    by_rank = [collectives(path) for path in files]
-    last = Counter()  # type: ignore[var-annotated]
-    for number in STEPS:
-        ends = {tuple(round(end, 2) for _, end in rank[number]) for rank in by_rank}
-        assert len(ends) == 1
-        begins = [rank[number][-1][0] for rank in by_rank]
-        last[int(np.argmax(begins)), number == ONCE] += 1
-
-    assert last == {(LATE, False): len(STEPS) - 1, (LATE_ONCE, True): 1}
-    assert json.loads(gzip.decompress(files[0].read_bytes()))["note"] == NOTE
-    assert sum(path.stat().st_size for path in files) < 100_000
 
 
 def test_perfnb_names_the_straggler(rented: Ranks) -> None:

@@ -86,11 +86,12 @@ def compiling(graphs: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.mark.parametrize("graphs", [0, 1, 2])
 def test_the_graphs_of_a_card_are_counted(graphs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = compiling(graphs, monkeypatch)
+    given, resets = compiling(graphs, monkeypatch), list[bool]()
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(True))
 
     facts = exercise_of("11.3").measure(rewritten(f"self.head(x), {ABS}"), checked=models()["Checked"])
 
-    assert facts["graphs"] == graphs
+    assert (facts["graphs"], len(resets)) == (graphs, 2)  # before it compiles, and afterwards
     assert [len(card) for card in given] == [images for images in lab_11.CARDS for _ in range(graphs)]
     assert facts["operators"] > 20
     for case in facts["cases"]:

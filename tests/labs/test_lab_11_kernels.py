@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import perfnb
 from perfnb.labs import lab_11
+from perfnb.labs.exercise import Hint
 from tests.labs.judging import expect, hint
 from tests.labs.lab_11_answers import cell_with, models
 
@@ -35,6 +36,7 @@ def moved(n: int) -> tuple[int, int]:
         (lambda n: (108 * n, 8 * n), "0.5 is no tensor"),
         (lambda n: (84 * n, 8 * n), "you count 21 tensors"),
         (lambda n: (1000 * n, 8 * n), "the one it writes"),
+        (lambda n: (8 * n, 8 * n), "for each of them, count the tensors"),
         (lambda n: (88 * n, 2 * n), "One kernel: you count numbers"),
         (lambda n: (88 * n, 4 * n), "one tensor and writes one"),
         (lambda n: (88 * n, 24 * n), "it reads x once"),
@@ -44,6 +46,11 @@ def moved(n: int) -> tuple[int, int]:
 )
 def test_nine_operators_one_kernel(answer: Callable[..., Any], words: str) -> None:
     expect("11.5", words, answer)
+
+
+def test_a_wrong_count_of_tensors_is_named() -> None:
+    for tensors in (10, 14, 15, 16, 17, 19, 20, 21, 23, 24, 25, 26):
+        assert f"you count {tensors} tensors" in hint("11.5", lambda n, each=tensors: (4 * each * n, 8 * n))
 
 
 class Moved(TorchDispatchMode):
@@ -189,6 +196,39 @@ def test_the_check_wants_what_the_lab_s_attention_computes() -> None:
 
     torch.testing.assert_close(names["plain"](*given), plain(*given))
     assert "each pair of images" in hint("11.7", names["plain"])
+
+
+def test_only_a_mask_of_a_wrong_shape_is_explained() -> None:
+    def failing(error: Exception) -> Callable[..., Any]:
+        def attention(*_: Any) -> None:
+            raise error
+
+        return attention
+
+    for error, explained in (
+        (RuntimeError("sizes must match"), True),
+        (RuntimeError("out of memory"), False),
+        (ValueError("sizes must match"), False),
+    ):
+        with pytest.raises(Hint) as raised:
+            lab_11._attended(failing(error), 1, 2, 3, 4)
+        assert ("Does the mask have the wrong shape?" in str(raised.value)) is explained
+
+
+@pytest.mark.parametrize(
+    ("returned", "flag"),
+    [
+        (torch.tensor(True), True),
+        (torch.tensor([True, False]), False),
+        (torch.tensor(1.0), False),
+        (np.bool_(False), True),
+        (np.array([True, False]), False),
+        (np.float64(1.0), False),
+        (1.0, False),
+    ],
+)
+def test_a_flag_is_a_single_boolean(returned: Any, flag: bool) -> None:
+    assert lab_11._is_flag(returned) is flag
 
 
 def weights(optimizer: Any) -> Any:

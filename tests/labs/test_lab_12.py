@@ -16,17 +16,7 @@ from perfnb.labs.lab_12 import measure_journal, measure_report, undecided
 from perfnb.labs.made_night import Archive
 from perfnb.results import ABTest, Journal
 from tests.labs.judging import expect, expect_of, hint
-from tests.labs.lab_12_answers import (
-    HYPOTHESES,
-    Cured,
-    Nightly,
-    Once,
-    OnePass,
-    Single,
-    a_journal,
-    a_profile,
-    a_test,
-)
+from tests.labs.lab_12_answers import HYPOTHESES, Cured, Nightly, Once, OnePass, Single, a_journal, a_profile, a_test
 
 
 @pytest.mark.parametrize(
@@ -42,12 +32,7 @@ def test_a_prediction(change: dict[str, Any], words: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("make", "hypothesis", "words"),
-    [
-        (Nightly, "the model takes most of it", ""),
-    ],
-)
+@pytest.mark.parametrize(("make", "hypothesis", "words"), [(Nightly, "the model takes most of it", "")])
 def test_a_recorded_profile(tmp_path: Path, make: Any, hypothesis: str, words: str) -> None:
     journal = a_journal(tmp_path / "journal")
     journal.add(a_test(), hypothesis="a test is no profile")
@@ -94,12 +79,7 @@ FOUR = tuple(a_test(change, seed=place) for place, change in enumerate(("once", 
 
 
 #: The classes that these tests compare.
-CHANGES = {
-    "once": (Nightly, Once),
-    "float32": (Once, Single),
-    "one pass": [Single, OnePass],
-    "tight": (OnePass, Cured),
-}
+CHANGES = {"once": (Nightly, Once), "float32": (Once, Single), "one pass": [Single, OnePass], "tight": (OnePass, Cured)}
 
 
 #: Their work in three steps, from Maya's script to the cured one.
@@ -257,10 +237,7 @@ def test_the_scripts_of_the_whole(with_whole: Journal, scripts: Callable[[], Any
 
 @pytest.mark.parametrize(
     ("whole", "hypothesis", "words"),
-    [
-        (WHOLE, "", "has no hypothesis"),
-        (a_test("all", 0.12, pairs=3), HYPOTHESES[0], "too few pairs"),
-    ],
+    [(WHOLE, "", "has no hypothesis"), (a_test("all", 0.12, pairs=3), HYPOTHESES[0], "too few pairs")],
 )
 def test_the_test_of_the_whole(tmp_path: Path, whole: ABTest, hypothesis: str, words: str) -> None:
     journal = perfnb.journal(tmp_path / "journal")

@@ -452,6 +452,12 @@ def test_bounds_need_a_profile_with_a_hypothesis() -> None:
 
     assert len(measured("12.4", answer, waste=waste, journal=right)["profiles"]) == 1
     assert hint("12.4", answer, waste=waste, journal=right) == ""
+
+    def padded() -> None:
+        """Stands for the script's method."""
+
+    by_method = {padded if name == "padded" else name: ms for name, ms in answer.items()}
+    assert hint("12.4", by_method, waste=waste, journal=right) == ""
     without = a_journal(("profile", "start", "", recorded()))
     assert "does not have a profile of the script" in hint("12.4", answer, waste=waste, journal=without)
     assert "is not in waste" in hint("12.4", answer | {"step": 1.0}, waste=waste, journal=right)

@@ -17,7 +17,7 @@ from perfnb.labs.exercise import Hint
 from perfnb.labs.made_allocator import CachingAllocator, steps
 from perfnb.labs.made_job import CountedModel, planted_step
 from perfnb.labs.made_night import Archive, Work, run_counted, work_of
-from perfnb.labs.made_service import monday, queued
+from perfnb.labs.made_service import queued
 from tests.labs.planted import Clock, Pool
 
 
@@ -103,19 +103,6 @@ def test_a_model_counts_when_gradients_would_be_sent() -> None:
 )
 def test_a_queue(arrivals: list[float], services: list[float], latencies: list[float]) -> None:
     assert queued(arrivals, services) == latencies
-
-
-def test_the_log_of_the_morning() -> None:
-    log = monday()
-
-    assert list(log.columns) == ["arrived_s", "characters", "service_s", "answered_s"]
-    assert (log["characters"].min(), log["characters"].max()) == (8, 24)
-    assert log["service_s"].tolist() == pytest.approx((log["characters"] / 160).tolist())
-    counts = (log["arrived_s"] // 60).value_counts().sort_index()
-    assert counts.index.tolist() == list(range(10))
-    assert counts.idxmax() in (3, 4, 5)
-    assert np.corrcoef(counts, [3, 5, 7, 9.2, 9.6, 9.4, 8, 6, 4, 3])[0, 1] > 0.95
-    assert (log["arrived_s"] == log["arrived_s"].round(4)).all()
 
 
 def test_an_allocator_rounds_segments_and_keeps_the_rest() -> None:
@@ -299,12 +286,7 @@ def test_the_worst_of_several_samples_counts() -> None:
             found = super().__getitem__(place)
             return found if place else (torch.arange(8.0), 3)
 
-    assert lab_06.drawn(Turned(0), Uneven(0, 4), [1, 0], 8) == {
-        "same": True,
-        "label": True,
-        "shifts": 1,
-        "never": 7,
-    }
+    assert lab_06.drawn(Turned(0), Uneven(0, 4), [1, 0], 8) == {"same": True, "label": True, "shifts": 1, "never": 7}
 
 
 def neighbours(shared: int, rows: int = 20) -> list[int]:
@@ -341,12 +323,7 @@ def test_numbered_rows_have_three_times_their_number_as_label() -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "full", "found"),
-    [
-        ([1, 6, 2, 3, 4], 5, [7.0, 5.0, 4.0]),
-        ([5, 5], 1000, [10.0]),
-        ([5, 5], 5, [5.0, 5.0]),
-        ([], 5, []),
-    ],
+    [([1, 6, 2, 3, 4], 5, [7.0, 5.0, 4.0]), ([5, 5], 1000, [10.0]), ([5, 5], 5, [5.0, 5.0]), ([], 5, [])],
 )
 def test_buckets_are_full_when_they_have_their_size(sizes: list[float], full: float, found: list[float]) -> None:
     assert lab_10.filled(sizes, lambda held, _: held >= full) == found
@@ -363,11 +340,7 @@ def test_a_rule_for_buckets_knows_the_next_gradient() -> None:
 
 @pytest.mark.parametrize(
     ("times", "best"),
-    [
-        ((40.0, 20.0, 22.0, 6.0, 3.0), 27.0),
-        ((38.0, 16.0, 28.0, 7.0, 4.0), 29.0),
-        ((30.0, 24.0, 8.0, 8.0, 0.0), 30.0),
-    ],
+    [((40.0, 20.0, 22.0, 6.0, 3.0), 27.0), ((38.0, 16.0, 28.0, 7.0, 4.0), 29.0), ((30.0, 24.0, 8.0, 8.0, 0.0), 30.0)],
 )
 def test_no_more_is_hidden_than_there_is_to_hide_or_to_hide_behind(times: Any, best: float) -> None:
     assert lab_10.overlapped(*times) == best

@@ -13,18 +13,9 @@ from perfnb.magics import MAGICS, register, unregister
 from tests.magics.kernel import Kernel
 
 OPTIONS = [
-    "--budget",
-    "--ddp",
-    "--into",
-    "--model",
-    "--name",
-    "--no-flops",
-    "--no-memory",
-    "--no-stacks",
-    "--quiet",
-    "--ranks",
+    *("--budget", "--ddp", "--into", "--model", "--name", "--no-flops", "--no-memory", "--no-stacks", "--quiet"),
+    *("--ranks", "--recompile", "--split", "--stacks", "--steps", "--warmup", "--watch"),
 ]
-OPTIONS += ["--recompile", "--split", "--stacks", "--steps", "--warmup", "--watch"]
 
 
 @pytest.fixture

@@ -64,15 +64,6 @@ def test_an_error_or_interrupt_reaches_the_user_and_ends_the_watch(kernel: Kerne
     assert kernel.value("w.running") is False
 
 
-def test_unloading_the_extension_ends_a_watch(kernel: Kernel) -> None:
-    kernel.ok("%gpuwatch --into w")
-    kernel.ok("%unload_ext perfnb")
-    try:
-        assert kernel.value("w.running") is False
-    finally:
-        kernel.ok("%load_ext perfnb")
-
-
 def test_a_saved_notebook_holds_the_history_without_a_kernel(kernel: Kernel) -> None:
     sources = ["%gpuwatch --interval 0.05 --into w", SLEEP, "%gpuwatch stop"]
     notebook = notebook_of(*sources)
