@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +34,6 @@ def test_the_text_is_that_of_the_object_and_no_wider_than_the_terminal(profile: 
 
     assert (done.returncode, done.stderr, done.stdout) == (0, "", f"{package.load(profile)}\n")
     assert max(map(len, called("show", profile, COLUMNS="80").stdout.splitlines())) <= 80
-
-
-@pytest.mark.slow
-def test_a_reader_that_leaves_is_no_error(profile: Path) -> None:
-    # The reader ends before anything is written.
-    with subprocess.Popen(
-        command("show", profile), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.close()
-        assert process.wait(120) == 0
-        assert process.stderr is not None
-        assert process.stderr.read() == b""
 
 
 def test_a_folder_of_profiles_lists_them(profile: Path) -> None:

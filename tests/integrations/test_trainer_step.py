@@ -46,13 +46,6 @@ def available(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=count))
 
 
-def test_three_copies_of_the_state_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    available(monkeypatch, 3 * STATE_BYTES)
-    assert _refusal(made()) == ""
-    available(monkeypatch, 3 * STATE_BYTES - 1)
-    assert _refusal(made()) == "copies of the training state need 660 B on cpu, which has 659 B left"
-
-
 def test_buffers_and_what_only_the_optimizer_updates_need_memory_but_shared_tensors_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -241,8 +234,8 @@ def test_a_replaced_attribute_is_put_back_where_it_was() -> None:
     assert vars(owner) == {}
 
     owner.word = "its own"
-    with replaced(owner, "word", "mine"):
-        assert owner.word == "mine"
+    with pytest.raises(ValueError, match="broken"), replaced(owner, "word", "mine"):
+        raise ValueError("broken")
     assert vars(owner) == {"word": "its own"}
 
 
@@ -253,13 +246,6 @@ def test_what_others_have_replaced_in_the_meantime_stays(before: dict[str, str])
     with replaced(owner, "word", "mine"):
         owner.word = "theirs"
     assert owner.word == "theirs"
-
-
-def test_a_replaced_attribute_is_put_back_after_a_failure() -> None:
-    owner = Owner()
-    with pytest.raises(ValueError, match="broken"), replaced(owner, "word", "mine"):
-        raise ValueError("broken")
-    assert vars(owner) == {}
 
 
 @pytest.mark.parametrize("wrong", [1, 0, None, 2.5])

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,23 +81,14 @@ def with_workers(folder: Path, count: int) -> Callable[[], Any]:
     return set_up
 
 
-def processes_of_jobs() -> list[psutil.Process]:
-    """Return the processes of any job that this process has started."""
+def processes_of_jobs(pid: int | None = None) -> list[psutil.Process]:
+    """Return the processes of any job that a process, which is this one by default, has started."""
     found = []
-    for process in psutil.process_iter():
-        try:
+    for process in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.Error):
             if "perfnb.launching" in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
-        except psutil.Error:
-            continue
-    return [one for one in found if os.getpid() in _ancestors(one)]
-
-
-def _ancestors(process: psutil.Process) -> list[int]:
-    try:
-        return [one.pid for one in process.parents()]
-    except psutil.Error:
-        return []
+    return found
 
 
 def interrupt_soon(delay_s: float) -> Callable[[], None]:
@@ -107,16 +99,3 @@ def interrupt_soon(delay_s: float) -> Callable[[], None]:
         os.kill(os.getpid(), signal.SIGINT)
 
     return send
-
-
-def jobs_of(kernel: Any) -> list[psutil.Process]:
-    """Return the processes of jobs that a kernel has started."""
-    pid = kernel.value("__import__('os').getpid()")
-    found = []
-    for process in psutil.Process(pid).children(recursive=True):
-        try:
-            if "perfnb.launching" in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found

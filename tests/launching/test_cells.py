@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.launching.jobs import jobs_of
+from tests.launching.jobs import processes_of_jobs
 from tests.magics.kernel import Kernel, started
 
 pytestmark = [pytest.mark.kernel, pytest.mark.deep]
@@ -70,6 +70,6 @@ def test_interrupts(kernel: Kernel) -> None:
 
         assert (reply.status, reply.error) == ("error", "KeyboardInterrupt")
         assert after.status == "aborted"
-        assert jobs_of(kernel) == []
+        assert processes_of_jobs(kernel.value("__import__('os').getpid()")) == []
         assert [one.name for one in (kernel.folder / "temporary").glob("perfnb-*")] == []
     test_a_cell(kernel)

@@ -28,7 +28,7 @@ from perfnb.errors import CaptureError
 from perfnb.launching import child, rank
 from perfnb.launching.job_folder import ORDER, PROGRESS, Meeting
 from perfnb.launching.order import Order, pack_cell
-from perfnb.launching.rank import _FileLine, _set_up, _Split, _unwrapped, _wrapped, profile_in_group
+from perfnb.launching.rank import _set_up, _Split, _unwrapped, _wrapped, profile_in_group
 from perfnb.launching.rank_scaling import _measured, _numbers
 from perfnb.profile import profiling
 from perfnb.profile.profile import Profile
@@ -103,13 +103,6 @@ def test_a_model_of_which_one_weight_learns_is_wrapped() -> None:
     model.weight.requires_grad_(False)
     with pytest.raises(CaptureError, match="ddp finds no model"):
         _wrapped({"model": model})
-
-
-def test_only_the_first_rank_tells_its_progress(tmp_path: Path) -> None:
-    _FileLine(tmp_path, silent=True).update("timed", 3, 20, "a note")
-    assert not (tmp_path / PROGRESS).exists()
-    _FileLine(tmp_path, silent=False).update("timed", 3, 20, "a note")
-    assert json.loads((tmp_path / PROGRESS).read_text()) == ["timed", 3, 20, "a note"]
 
 
 @pytest.fixture

@@ -86,16 +86,6 @@ def test_imbalance_is_missing_if_waiting_is_unknown() -> None:
     assert "n/a" in str(figures)
 
 
-def test_a_job_that_fails_without_ddp() -> None:
-    found = [*jobs()[:2], ScalingJob("plain", 1, 1, failed="AttributeError: no_sync")]
-
-    figures = study_of(found)
-
-    assert figures.notes == ["1 rank without DDP: not available because the job failed: AttributeError: no_sync"]
-    assert figures.table["against_plain"].isna().all()
-    assert figures.table["against_best"].isna().all()
-
-
 def test_too_few_steps_for_an_interval() -> None:
     runs = [JobRun([10.0, 11.0], ALONE)]
 
@@ -261,6 +251,7 @@ def test_a_job_of_ranks_must_not_fail_and_another_one_is_not_run_again(monkeypat
         "1 rank without DDP and 1 process, all cores: not available because the job failed: AttributeError: no_sync"
     ]
     assert study.table["step_ms"].isna().tolist() == [False, False, True, True]
+    assert study.table[["against_plain", "against_best"]].isna().all(axis=None)
     with pytest.raises(AttributeError, match="no_sync"):
         Jobs(monkeypatch, failing=["ranks"]).study(rounds=3)
 

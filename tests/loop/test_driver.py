@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import torch
 from torch import nn
 
 import perfnb
@@ -168,22 +167,6 @@ def test_saved_profiles_are_loaded_when_asked_for(tmp_path: Path) -> None:
     assert isinstance(profiler.profiles[-1], Profile)
     assert profiler.profiles[-1].meta["loop"] == {"step": 20, "batches": 1}
     assert len(profiler.profiles[:]) == 2
-
-
-def test_a_failure_of_perfnb_ends_the_window_and_not_the_loop() -> None:
-    training = Training()
-    profiler = LoopProfiler(at=10, every=30, **LITTLE)
-    steps = driven(profiler, training.batches)
-    for _ in range(10):
-        training(next(steps))
-    with torch.profiler.profile():
-        with pytest.warns(RuntimeWarning, match="no profile at step 10: NestedProfilerError"):
-            next(steps)
-        training(next(steps))
-    for batch in steps:
-        training(batch)
-    assert profiler.done == 60
-    assert profiler.profiles.at == [40]
 
 
 def test_the_users_function_is_called_and_its_errors_are_theirs() -> None:

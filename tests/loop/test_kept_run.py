@@ -16,7 +16,6 @@ from perfnb.errors import RecordingError
 from perfnb.loop import kept_run
 from perfnb.loop.driver import LoopProfiler
 from perfnb.loop.kept_run import KeptRun, keep_run
-from perfnb.loop.profiled import ProfiledLoop
 from tests.command.processes import environment
 from tests.loop.loops import Training
 from tests.loop.planted_runs import recorder_of, run, usual
@@ -55,28 +54,6 @@ def test_a_script_leaves_its_run_and_says_where(end: str, code: int, tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["my runs"]
 
 
-def run_through(loop: ProfiledLoop[Any], training: Training) -> None:
-    """Train on every batch of a loop."""
-    for batch in loop:
-        training(batch)
-
-
-def told(loop: ProfiledLoop[Any], capsys: pytest.CaptureFixture[str]) -> str:
-    """Return what the end of the process would say of a loop."""
-    capsys.readouterr()
-    loop._kept_run._tell()
-    return capsys.readouterr().err
-
-
-def test_who_asks_is_not_told_again(capsys: pytest.CaptureFixture[str]) -> None:
-    training = Training(20)
-    loop = perfnb.profiled(training.batches, at=5, steps=2, traced=1, memory=False, flops=False)
-    run_through(loop, training)
-    assert told(loop, capsys).startswith("perfnb · whole run · loop\n")
-    assert len(loop.profiles) == 1
-    assert told(loop, capsys) == ""
-
-
 def test_a_run_has_the_same_figures_wherever_it_is_shown(tmp_path: Path) -> None:
     loop = perfnb.profiled(range(40), save=tmp_path / "runs", steps_by="batch")
     list(loop)
@@ -98,17 +75,17 @@ def test_of_several_loops_the_last_is_reported(tmp_path: Path) -> None:
     assert sorted(path.parent.name for path in tmp_path.glob("*/run")) == ["a", "b"]
 
 
-def test_a_folder_that_cannot_be_written_costs_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_written_costs_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_run, "_to_tell", [])
     training = Training(20)
     loop = perfnb.profiled(
         training.batches, at=5, steps=2, traced=1, memory=False, flops=False, save=tmp_path / "file" / "runs"
     )
     (tmp_path / "file").touch()  # in the meantime
     with pytest.warns(RuntimeWarning, match="perfnb: kept in memory: The profile cannot be written"):
-        run_through(loop, training)
+        list(map(training, loop))
     assert loop.profiles.paths == []
     assert loop.profiles[0].timing.steps == 2
-    assert told(loop, capsys).startswith("perfnb: the run was not saved: RecordingError: ")
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_loop(tmp_path: Path) -> None:
@@ -145,6 +122,16 @@ def test_each_rank_saves_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert ranks[1].name == "train"
 
 
+def test_who_asks_is_not_told_again() -> None:
+    loop = perfnb.profiled(range(3))
+    assert not loop._kept_run.asked
+    assert len(loop.profiles) == 0
+    assert loop._kept_run.asked
+    loop = perfnb.profiled(range(3))
+    assert loop.run is None
+    assert loop._kept_run.asked
+
+
 class Profiles(list[Any]):
     """Profiles of a loop, and the folder that its user has given."""
 
@@ -170,7 +157,7 @@ NOT_SAVED = "All of it.\n\nperfnb: The run and 1 profile were not saved; save= w
         (None, 0, {}, ""),
     ],
 )
-def test_what_is_told_of_a_run_when_the_process_ends(
+def test_what_is_reported_of_a_run_when_the_process_ends(
     given: str | None,
     count: int,
     changed: dict[str, Any],
@@ -226,9 +213,9 @@ def test_a_process_that_was_interrupted_still_ends_with_the_signal(
     monkeypatch.setattr(kept_run, "sys", state)
     monkeypatch.setattr(kept_run, "exec", execute, raising=False)
     monkeypatch.setattr(kept_run, "in_notebook", lambda: notebook)
-    monkeypatch.setattr(kept_run, "_to_tell", [SimpleNamespace(_tell=lambda: done.append("told"))] * 2)
+    monkeypatch.setattr(kept_run, "_to_tell", [SimpleNamespace(_tell=lambda: done.append("reported"))] * 2)
     kept_run._tell_all()
-    assert done == ["told", "told", *["raise KeyboardInterrupt"] * raised]
+    assert done == ["reported", "reported", *["raise KeyboardInterrupt"] * raised]
 
 
 def test_a_run_is_saved_every_half_minute_and_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

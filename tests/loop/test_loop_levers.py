@@ -67,8 +67,7 @@ def test_the_answer_is_in_the_summary_the_saved_run_and_a_line(
     assert line.startswith(made)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
-def test_what_the_body_raises_reaches_the_user_with_all_off(error: type[BaseException]) -> None:
+def test_what_the_body_raises_reaches_the_user_with_all_off() -> None:
     training = Training(batches=60)
     loop = perfnb.profiled(training.batches, try_levers=["fused_optimizer"], **WINDOW)
 
@@ -77,9 +76,9 @@ def test_what_the_body_raises_reaches_the_user_with_all_off(error: type[BaseExce
             training(batch)
             time.sleep(0.010)
             if training.optimizer.param_groups[0]["fused"]:
-                raise error
+                raise KeyboardInterrupt
 
-    with pytest.raises(error):
+    with pytest.raises(KeyboardInterrupt):
         run()
     assert training.optimizer.param_groups[0]["fused"] is None
 

@@ -35,7 +35,7 @@ def train(args, model, device, train_loader, optimizer, epoch):
         loss = F.nll_loss(output, target)
         loss.backward()
         optimizer.step()
-        if batch_idx % args.log_interval == 0:
+        if batch_idx % 10 == 0:
             print(
                 f"Train Epoch: {epoch} [{batch_idx * len(data)}/{len(train_loader.dataset)}]\tLoss: {loss.item():.6f}"
             )
@@ -58,8 +58,6 @@ def main():
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--at", type=float, default=1.0, help="an option that perfnb run has too")
-    parser.add_argument("--log-interval", type=int, default=10)
-    parser.add_argument("--save-model", default="")
     args = parser.parse_args()
     torch.manual_seed(1)
     torch.set_num_threads(1)
@@ -74,8 +72,6 @@ def main():
         train(args, model, device, train_loader, optimizer, epoch)
         test(model, device, test_loader)
         scheduler.step()
-    if args.save_model:
-        torch.save(model.state_dict(), args.save_model)
     sys.exit(3)
 
 
