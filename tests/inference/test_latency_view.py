@@ -19,7 +19,7 @@ from perfnb.inference import latency_view
 from perfnb.inference.latency import HighestRate, Latency, OpenRun
 from perfnb.inference.samples import TOKEN_COLUMNS
 from tests.fake_clock import FakeClock
-from tests.inference.latency_samples import back_to_back, fake, lognormal, with_everything, with_tokens, words_of
+from tests.inference.latency_samples import back_to_back, fake, lognormal, with_everything, words_of
 from tests.samples import texts
 from tests.samples.inference import DOCUMENTS
 
@@ -144,16 +144,6 @@ def test_the_batcher_to_use_and_what_is_overrun() -> None:
     assert "instead of serving one by one, which is overrun (simulated)." in advice
     assert table.rows[0][:2] == (0.0, "overrun")
     assert best.p99_ms in next(row for row in table.rows if row[0] == best.delay_ms)
-
-
-def test_one_request_is_shown_token_by_token() -> None:
-    words = words_of(with_tokens())
-
-    assert "The request with the median latency, up to its last token" in words
-    assert "waiting 30.0 ms 33 %" in words
-    assert "first token (prefill) 50.0 ms 56 %" in words
-    assert "later tokens (decode) 10.0 ms 11 %" in words
-    assert section(with_tokens(), Strip, "Arrival of its tokens").groups[0][1] == [80.0, 85.0, 90.0]
 
 
 def test_waiting_is_a_share_of_the_latency() -> None:
