@@ -79,34 +79,6 @@ def test_gradient_accumulation() -> None:
 
 
 @pytest.mark.deep
-def test_a_causal_language_model_of_transformers() -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=500, n_positions=32)
-    model = transformers.GPT2LMHeadModel(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
-    lr_scheduler = transformers.get_scheduler("linear", optimizer, num_warmup_steps=0, num_training_steps=100)
-    ids = torch.randint(500, (4, 32))
-    loader = [{"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}]
-    model.train()
-
-    def step(batch: dict[str, Tensor]) -> None:
-        outputs = model(**batch)
-        loss = outputs.loss
-        loss.backward()
-        optimizer.step()
-        lr_scheduler.step()
-        optimizer.zero_grad()
-
-    p = profiled(step, loader)
-
-    blocks = [f"model.transformer.h.{place}.{part}" for place in range(2) for part in ("attn", "mlp")]
-    assert trained(p, "model", "model.transformer", *blocks, "model.lm_head")
-    assert p.meta["parts"]["optimizers"][0]["name"] == "optimizer"
-    peak = (p.memory["total"] - p.memory["other"].fillna(0)).max()
-    assert perfnb.estimate_memory(step=step, batch=loader[0]).peak_bytes == pytest.approx(peak, rel=0.02)
-
-
-@pytest.mark.deep
 def test_a_loop_of_accelerate() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
