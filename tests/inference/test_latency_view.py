@@ -70,22 +70,19 @@ def test_the_highest_rate_within_the_bound_comes_first(asked: HighestRate, state
 
 def test_the_verdict_says_whether_the_rate_asked_for_saturates() -> None:
     samples = back_to_back(np.full(400, 10.0))
-    within, beyond = OpenRun(20.0, samples, 0, 0.0), OpenRun(200.0, samples, 9, 0.0)
-
-    assert verdict_of(fake(lognormal(60))) == (
-        "none",
-        "A request takes 7.13 ms [6.81, 8.38] (median), and 129 requests/s are served back to back",
+    within, beyond, few = (
+        OpenRun(20.0, samples, 0, 0.0),
+        OpenRun(200.0, samples, 9, 0.0),
+        OpenRun(20.0, samples[:9], 0, 0),
     )
-    few = fake(lognormal(60), open_run=dataclasses.replace(within, samples=samples[:9]))
-    assert verdict_of(few) == ("good", "Not saturated at 20.0 requests/s: the median is 10.0 ms [10.0, 10.0]")
-    assert verdict_of(fake(lognormal(60), open_run=within)) == (
-        "good",
-        "Not saturated at 20.0 requests/s: p99 is 10.0 ms [10.0, 10.0]",
-    )
-    assert verdict_of(fake(lognormal(60), open_run=beyond)) == (
-        "bad",
-        "Saturated at 200 requests/s: requests arrive faster than they are served",
-    )
+    alone = "A request takes 7.13 ms [6.81, 8.38] (median), and 129 requests/s are served back to back"
+    for run, state, sentence in (
+        (None, "none", alone),
+        (few, "good", "Not saturated at 20.0 requests/s: the median is 10.0 ms [10.0, 10.0]"),
+        (within, "good", "Not saturated at 20.0 requests/s: p99 is 10.0 ms [10.0, 10.0]"),
+        (beyond, "bad", "Saturated at 200 requests/s: requests arrive faster than they are served"),
+    ):
+        assert verdict_of(fake(lognormal(60), open_run=run)) == (state, sentence)
     for run, words in (
         (within, "at 20.0 requests/s, the service is not"),
         (beyond, "at 200 requests/s, the service is"),
