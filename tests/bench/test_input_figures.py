@@ -33,32 +33,6 @@ def input_bound_text(figures: InputBound) -> str:
     return " ".join(document_text(input_bound_document(figures)).split())
 
 
-@pytest.mark.parametrize(
-    ("loader", "model", "overlap", "verdict", "saved"),
-    [
-        (30, 5, 0.0, "input-bound", 30),
-        (30, 5, 1.0, "input-bound", 25),
-        (30, 20, 1.0, "input-bound", 10),
-        (5, 30, 0.0, "compute-bound", 5),
-        (20, 30, 1.0, "compute-bound", 0),
-        (0.1, 30, 0.0, "compute-bound", 0.1),
-        (20, 20, 0.0, "balanced", 20),
-        (20, 20, 1.0, "balanced", 0),
-        (20, 15, 0.0, "balanced", 20),
-    ],
-)
-def test_the_verdict_and_the_saving_are_those_planted(
-    loader: float, model: float, overlap: float, verdict: str, saved: float
-) -> None:
-    figures = planted(loader, model, overlap=overlap)
-
-    assert figures.verdict == verdict
-    assert figures.saved_by_loader.low - 0.7 <= saved <= figures.saved_by_loader.high + 0.7
-    if min(loader, model) > 1:
-        assert figures.overlap == pytest.approx(overlap, abs=0.15)
-    assert not figures.hindered
-
-
 @pytest.mark.parametrize(("loader", "verdict"), [(30, "input-bound"), (22, "balanced")])
 def test_what_takes_twice_as_long_decides_also_if_the_two_hinder_each_other(loader: float, verdict: str) -> None:
     """Half of the shorter one is added, so the savings alone would be less than 2 to 1."""

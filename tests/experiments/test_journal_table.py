@@ -7,8 +7,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from perfnb.experiments.journal_files import JournalEntry
 from perfnb.experiments.journal_table import COLUMNS, journal_history
@@ -166,27 +164,3 @@ def test_an_empty_journal_has_all_columns() -> None:
     assert {name: str(dtype) for name, dtype in found.dtypes.items()} == {
         name: str(dtype) for name, dtype in history(timing_entry()).dtypes.items()
     }
-
-
-ENTRIES = st.lists(
-    st.builds(timing_entry, st.just(0.0), st.floats(1, 100), st.floats(0.001, 0.1), accepted=st.booleans())
-    | st.builds(
-        report_entry, st.just(0.0), st.floats(1, 100), st.floats(0.3, 2), st.sampled_from(["accept", "reject"])
-    ),
-    max_size=8,
-)
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(ENTRIES)
-def test_a_regression_is_slower_for_certain(entries: list[JournalEntry]) -> None:
-    found = history(*entries)
-
-    slower = found[found["regression"]]
-    assert (slower["ratio_ci_low"] > 1).all()
-    assert (found["ratio_ci_low"].dropna() <= found["ratio"].dropna() * (1 + 1e-9)).all()
-    accepted = found.index[found["accepted"]]
-    for place, (name, row) in enumerate(found.iterrows()):
-        before = [one for one in accepted if found.index.get_loc(one) < place]
-        assert pd.isna(row["against"]) == (place == 0), name
-        assert place == 0 or row["against"] == (before[-1] if before else found.index[0])

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import perfnb
 from perfnb.experiments.journal_index import SavedEntry, of_added
 from perfnb.experiments.journal_table import entry_table
 from perfnb.experiments.journal_trend import CHANGES, LIKE, _also_changed, _compared, trend_changes, trend_rows
@@ -136,18 +135,6 @@ def test_a_decision_after_a_change_comes_first() -> None:
 
     assert shown(*entries, decided).verdict.sentence.startswith("Last decision: entry 41 was accepted")
     assert shown(earlier, *entries).verdict.sentence.startswith("10 % more step time since entry")
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"figure": "ms"}, "figure must be one of step_ms, peak_bytes, not 'ms'"),
-        ({"across": ["x"]}, "across must be one or more"),
-    ],
-)
-def test_a_trend_of_something_else_is_refused(tmp_path: Any, given: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        perfnb.journal(tmp_path).trend(**given)
 
 
 @pytest.mark.parametrize(

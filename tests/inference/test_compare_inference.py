@@ -188,18 +188,6 @@ def test_only_a_model_that_is_not_compiled_is_taken() -> None:
         perfnb.compare_inference(torch.compile(nn.Linear(4, 4)), torch.ones(2, 4))  # type: ignore[arg-type]
 
 
-def test_views_show_every_backend(tmp_path: Path) -> None:
-    found = backends_of_times(close=0.5, low=0.4, exact_slow=1.5)
-
-    text = str(found)
-
-    assert text.index("low ") < text.index("close ") < text.index("exact_slow ") < text.index("openvino ")
-    assert "Use close: " in text
-    assert "inconclusive, faster" in text
-    assert found.to_html(tmp_path / "backends.html").exists()
-    assert "Use close" in repr(found)
-
-
 def test_alone_the_model_is_only_timed(plant: Callable[..., None]) -> None:
     model, x = small_cnn()
     plant()

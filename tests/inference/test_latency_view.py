@@ -19,7 +19,7 @@ from perfnb.inference import latency_view
 from perfnb.inference.latency import HighestRate, Latency, OpenRun
 from perfnb.inference.samples import TOKEN_COLUMNS
 from tests.fake_clock import FakeClock
-from tests.inference.latency_samples import back_to_back, fake, lognormal, with_everything, with_tokens, words_of
+from tests.inference.latency_samples import back_to_back, fake, lognormal, with_everything, words_of
 from tests.samples import texts
 from tests.samples.inference import DOCUMENTS
 
@@ -70,22 +70,19 @@ def test_the_highest_rate_within_the_bound_comes_first(asked: HighestRate, state
 
 def test_the_verdict_says_whether_the_rate_asked_for_saturates() -> None:
     samples = back_to_back(np.full(400, 10.0))
-    within, beyond = OpenRun(20.0, samples, 0, 0.0), OpenRun(200.0, samples, 9, 0.0)
-
-    assert verdict_of(fake(lognormal(60))) == (
-        "none",
-        "A request takes 7.13 ms [6.81, 8.38] (median), and 129 requests/s are served back to back",
+    within, beyond, few = (
+        OpenRun(20.0, samples, 0, 0.0),
+        OpenRun(200.0, samples, 9, 0.0),
+        OpenRun(20.0, samples[:9], 0, 0),
     )
-    few = fake(lognormal(60), open_run=dataclasses.replace(within, samples=samples[:9]))
-    assert verdict_of(few) == ("good", "Not saturated at 20.0 requests/s: the median is 10.0 ms [10.0, 10.0]")
-    assert verdict_of(fake(lognormal(60), open_run=within)) == (
-        "good",
-        "Not saturated at 20.0 requests/s: p99 is 10.0 ms [10.0, 10.0]",
-    )
-    assert verdict_of(fake(lognormal(60), open_run=beyond)) == (
-        "bad",
-        "Saturated at 200 requests/s: requests arrive faster than they are served",
-    )
+    alone = "A request takes 7.13 ms [6.81, 8.38] (median), and 129 requests/s are served back to back"
+    for run, state, sentence in (
+        (None, "none", alone),
+        (few, "good", "Not saturated at 20.0 requests/s: the median is 10.0 ms [10.0, 10.0]"),
+        (within, "good", "Not saturated at 20.0 requests/s: p99 is 10.0 ms [10.0, 10.0]"),
+        (beyond, "bad", "Saturated at 200 requests/s: requests arrive faster than they are served"),
+    ):
+        assert verdict_of(fake(lognormal(60), open_run=run)) == (state, sentence)
     for run, words in (
         (within, "at 20.0 requests/s, the service is not"),
         (beyond, "at 200 requests/s, the service is"),
@@ -144,16 +141,6 @@ def test_the_batcher_to_use_and_what_is_overrun() -> None:
     assert "instead of serving one by one, which is overrun (simulated)." in advice
     assert table.rows[0][:2] == (0.0, "overrun")
     assert best.p99_ms in next(row for row in table.rows if row[0] == best.delay_ms)
-
-
-def test_one_request_is_shown_token_by_token() -> None:
-    words = words_of(with_tokens())
-
-    assert "The request with the median latency, up to its last token" in words
-    assert "waiting 30.0 ms 33 %" in words
-    assert "first token (prefill) 50.0 ms 56 %" in words
-    assert "later tokens (decode) 10.0 ms 11 %" in words
-    assert section(with_tokens(), Strip, "Arrival of its tokens").groups[0][1] == [80.0, 85.0, 90.0]
 
 
 def test_waiting_is_a_share_of_the_latency() -> None:

@@ -202,6 +202,8 @@ def test_intervals_are_percentiles_of_the_resampled_runs_corrected_for_bias(
     runs = np.random.default_rng(1).permutation(100).astype(float)
     assert queueing.Loads.summed_up(loads, np.append([estimate, 7.0], runs)) == summed_up
     assert queueing.Loads.summed_up(loads, np.append([3.0, 7.0], runs), estimate) == summed_up
+    above_all = np.append([2e4, 7.0], np.arange(1e4))
+    assert queueing.Loads.summed_up(loads, above_all) == (2e4, 9999, 2e4)
 
 
 def test_what_runs_are_made_of_by_hand() -> None:

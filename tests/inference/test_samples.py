@@ -26,15 +26,9 @@ def test_times_of_samples_count_from_the_first_arrival() -> None:
     requests = [served(4, 105, 106, 110), served(2, 100, 112, 115, late=2, size="b")]
     table = samples_of(requests, [True, False])
 
-    assert table["request"].tolist() == [4, 2]
-    assert table["size"].tolist() == ["a", "b"]
-    assert table["arrival_ms"].tolist() == [5, 0]
-    assert table["start_ms"].tolist() == [6, 12]
-    assert table["wait_ms"].tolist() == [1, 12]
-    assert table["service_ms"].tolist() == [one.service_ms for one in requests] == [4, 3]
-    assert table["latency_ms"].tolist() == [5, 15]
-    assert table["late_ms"].tolist() == [0, 2]
-    assert table["first"].tolist() == [True, False]
+    names = ["request", "size", "arrival_ms", "start_ms", "wait_ms", "service_ms", "latency_ms", "late_ms", "first"]
+    assert table[names].to_numpy().tolist() == [[4, "a", 5, 6, 1, 4, 5, 0, True], [2, "b", 0, 12, 12, 3, 15, 2, False]]
+    assert [one.service_ms for one in requests] == [4, 3]
     assert samples_of([]).empty
 
 
@@ -77,18 +71,13 @@ def test_each_answer_has_its_tokens_and_the_times_of_its_parts() -> None:
 
     table = by_request(tokens, samples)
 
-    assert table[["run", "served"]].to_numpy().tolist() == [["closed", 0], ["closed", 2], ["open", 0]]
-    assert table["tokens"].tolist() == [3, 1, 2]
-    assert table["ttft_ms"].tolist() == [20, 10, 3]
-    assert table["prefill_ms"].tolist() == [10, 10, 2]
-    assert table["decode_ms"].tolist() == [35, 0, 4]
+    names = ["run", "served", "tokens", "ttft_ms", "prefill_ms", "decode_ms", "prompt_tokens"]
+    assert table[names].to_numpy().tolist() == [
+        *(["closed", 0, 3, 20, 10, 35, 7], ["closed", 2, 1, 10, 10, 0, 7], ["open", 0, 2, 3, 2, 4, 7])
+    ]
     assert table["tpot_ms"].tolist() == [17.5, pd.NA, 4]
-    assert table["prompt_tokens"].tolist() == [7, 7, 7]
-    assert table["request"].tolist() == [5, 6, 7]
-    assert table["size"].tolist() == ["a", "a", "b"]
-    assert table["service_ms"].tolist() == [50, 20, 7]
-    assert table["latency_ms"].tolist() == [60, 20, 8]
-    assert table["first"].tolist() == [True, False, False]
+    names = ["request", "size", "service_ms", "latency_ms", "first"]
+    assert table[names].to_numpy().tolist() == [[5, "a", 50, 60, True], [6, "a", 20, 20, False], [7, "b", 7, 8, False]]
     assert gaps_ms(tokens).tolist() == [10, 25, 4]  # none between two requests
 
 

@@ -198,3 +198,8 @@ def test_a_layer_has_the_time_of_kernels_that_it_shares_but_no_more_than_its_own
 def test_a_recording_without_traced_steps_has_no_share_of_the_host() -> None:
     recording = ByHand().step(0, 9).recording()
     assert Analysis(replace(recording, events=recording.events.iloc[:0])).host_share == 0.0
+
+
+def test_a_step_is_on_a_gpu_if_it_launched_work_even_outside_of_ops() -> None:
+    assert Analysis(ByHand().step(0, 1000).kernel("k", 30, 40, 50).recording())._on_gpu
+    assert not Analysis(ByHand().step(0, 1000).op("aten::mm", 10, 90).recording())._on_gpu

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import perfnb
-from perfnb.errors import RecordingError, TraceError
+from perfnb.errors import RecordingError
 from tests.profile.test_load_trace import TABLES, loaded
 from tests.written_traces import Written, training
 
@@ -83,19 +83,6 @@ def test_a_folder_without_a_trace_is_told_to_hold_none_and_one_of_a_trace_is_one
         assert len(ranks) == 1
     with pytest.raises(RecordingError, match=r"nowhere\.json does not exist\.$"):
         perfnb.load([trace, tmp_path / "nowhere.json"])
-
-
-def test_what_is_no_trace_is_one_error_that_names_the_file(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    path = training().write(tmp_path / "cut.json")
-    path.write_bytes(path.read_bytes()[:1000])
-
-    for file in ("notes.txt", "cut.json"):
-        with pytest.raises(TraceError) as caught:
-            perfnb.load(tmp_path / file)
-        assert str(tmp_path / file) in str(caught.value)
-    with pytest.raises(RecordingError, match="does not exist"):
-        perfnb.load(tmp_path / "nowhere.json")
 
 
 def test_events_that_end_before_they_begin_take_no_time(tmp_path: Path) -> None:

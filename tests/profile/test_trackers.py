@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ import torch
 import perfnb
 from perfnb.errors import PerfnbError
 from perfnb.experiments.ab_test import ABTest
-from perfnb.integrations.trainer_profiler import TrainerProfiler
 from perfnb.profile.trackers import Logged, log_at_once, log_result, open_runs
 from perfnb.recording.outcome import make_outcome
 from tests.experiments.ab_samples import ENVIRONMENT, SAME, experiment
@@ -181,35 +179,6 @@ def test_open_runs_are_found_in_loaded_trackers_alone(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "last_active_run", lambda: None)
     monkeypatch.setattr(other, "run", None)
     assert open_runs() == []
-
-
-def test_a_callback_logs_profiles_at_their_steps_and_the_run(
-    profile: perfnb.Profile, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, _, calls = standins.mlflow(monkeypatch)
-    writer, its_calls = standins.tensorboard()
-    of_loop = perfnb.Profile(replace(profile._recording, meta={**profile._recording.meta, "loop": {"step": 12}}))
-    done = list[perfnb.Profile]()
-    for log in (True, writer):
-        callback = TrainerProfiler(at=12, log=log, on_done=done.append)
-        assert callback.__getstate__()["log"] is log
-        callback._profiled(of_loop)
-        callback._log_result(run(usual(200)))
-    assert done == [of_loop, of_loop]
-    assert {(one["key"].split("/")[1], one["step"]) for one in calls.of("log_metric")} == {("profile", 12), ("run", 0)}
-    steps = {(one["tag"].split("/")[1], one["global_step"]) for one in its_calls.of("add_scalar")}
-    assert steps == {("profile", 12), ("run", None)}
-    assert (
-        capsys.readouterr().err.count("perfnb: The tracker did not accept the report: TensorBoard cannot display HTML")
-        == 2
-    )
-    with pytest.raises(TypeError, match="log_to requires"):
-        TrainerProfiler(log="mlflow")
-    monkeypatch.delitem(sys.modules, "mlflow")
-    TrainerProfiler(log=True)._profiled(of_loop)
-    assert "Nothing was logged, because there is no tracker run" in capsys.readouterr().err
-    TrainerProfiler()._log_result(of_loop)
-    assert capsys.readouterr().err == ""
 
 
 def test_a_result_that_cannot_be_logged_is_one_sentence_and_costs_no_other() -> None:
