@@ -125,6 +125,7 @@ def gpus(nvml_process: Gpus) -> Iterator[Gpus]:
     yield from two_gpus(nvml_process)
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_all_is_read_and_nvml_is_shut_down(gpus: Gpus) -> None:
     assert gpus.set_ups() == {

@@ -106,15 +106,6 @@ def test_devices_share_the_room() -> None:
         assert len(history.columns()["host"]["t_s"]) < rows
 
 
-@pytest.mark.parametrize("length", [1, FEWEST_ROWS - 1, FEWEST_ROWS, FEWEST_ROWS + 1, 10 * FEWEST_ROWS])
-def test_no_reading_is_lost_at_any_length(length: int) -> None:
-    history = History(1, most_bytes=0)
-    filled(history, [2.0] * length)
-    kept = history.columns()["host"]
-    assert kept["readings"].sum() == length
-    np.testing.assert_allclose(kept["rate"], 2.0)
-
-
 @pytest.mark.slow
 def test_all_the_past_is_as_fine() -> None:
     history = History(1, most_bytes=0)

@@ -412,6 +412,23 @@ def _state_in_child(_: int) -> bool:
     return all(watcher._process is None for watcher in watchers)
 
 
+#: For tests/accuracy: the most processes that a watch sees beside another one, the CPU time it reads, and that used.
+TWO_WATCHES = """
+import time
+import numpy as np
+from perfnb.telemetry.watcher import SamplerProcess, Watcher, _receive, running
+with Watcher(0.05) as outer:
+    begun = time.process_time()
+    time.sleep(0.3)
+    with Watcher(0.02):
+        time.sleep(0.6)
+    time.sleep(0.4)
+    own_s = time.process_time() - begun
+columns = outer.columns()["process"]
+print(max(columns["processes"]), np.nansum(columns["cpu_percent"] * columns["window_s"]) / 100, own_s)
+"""
+
+
 def test_the_word_by_which_samplers_are_known_stands_in_their_command() -> None:
     with Watcher(0.5) as watcher:
         assert watcher._process is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
 import pytest
 from msgspec import Raw
 
@@ -21,17 +20,6 @@ OLD_CATEGORIES = ("Operator", "Kernel", "Memcpy", "Memset", "Runtime")
 
 def columns_of(*events: dict[str, Any], **rest: Any) -> TraceColumns:
     return decode(json.dumps({"traceEvents": [{**EVENT, **event} for event in events], **rest}).encode())
-
-
-def test_times_are_microseconds_to_the_nanosecond() -> None:
-    trace = columns_of(
-        {"ts": 0.001, "dur": 0}, {"ts": 5127334912.345, "dur": 1234.567}, displayTimeUnit="ms", baseTimeNanoseconds=17
-    )
-
-    assert trace.start_ns.tolist() == [1, 5127334912345]
-    assert trace.duration_ns.tolist() == [0, 1234567]
-    assert trace.start_ns.dtype == trace.duration_ns.dtype == np.int64
-    assert trace.base_ns == 17
 
 
 def test_arguments_that_analysis_needs_are_columns_and_the_rest_is_skipped() -> None:

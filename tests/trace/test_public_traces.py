@@ -85,15 +85,3 @@ def test_every_time_and_argument_of_a_public_trace_is_what_its_text_says(name: s
     assert all(len(numbers) == 1 for numbers in threads.values())
     assert all(numbers == {int(tid)} for tid, numbers in threads.items() if str(tid).lstrip("-").isdecimal())
     assert trace.unit_ns == (1 if any(isinstance(e["ts"], Decimal) and e["ts"] % 1 for e in timed) else 1000)
-
-
-@pytest.mark.parametrize("name", ["kineto/h100_vit.json.gz", "kineto/mi300_ddp_resnet18.json.gz"])
-def test_kernels_of_a_public_trace_have_a_device_a_stream_and_the_call_that_launched_them(name: str) -> None:
-    trace = read(FOLDER / name)
-
-    categories = categories_of(trace)
-    kernels, calls = categories == "kernel", np.isin(categories, ["cuda_runtime", "cuda_driver"])
-    for column in (trace.device, trace.stream, trace.correlation):
-        assert (column[kernels] != MISSING).all()
-    launched = np.isin(trace.correlation[kernels], trace.correlation[calls])
-    assert launched.mean() > 0.95

@@ -297,18 +297,6 @@ def test_a_profile_that_was_not_watched_has_no_samples() -> None:
     assert "machine" not in [tab.kind for tab in report_document(profile._summary).tabs]
 
 
-@pytest.mark.slow
-def test_a_watch_that_nobody_holds_ends() -> None:
-    w = perfnb.watch(0.05)
-    assert w._watcher is not None
-    assert w._watcher._process is not None
-    thread = w._watcher._process.thread
-    del w
-    gc.collect()
-    thread.join(60)
-    assert not thread.is_alive()
-
-
 def test_marks_that_were_dropped_are_noted(by_hand: Callable[..., perfnb.Watch]) -> None:
     with by_hand() as w:
         for number in range(MOST_MARKS + 1):
