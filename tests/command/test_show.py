@@ -17,7 +17,7 @@ from perfnb.command.show import _one_rank
 from perfnb.command.sub_command import WrongUse
 from perfnb.profile.profile import Profile
 from perfnb.ranks.ranks import Ranks
-from tests.command.processes import called, command, environment
+from tests.command.processes import called
 from tests.experiments.ab_samples import SAME, experiment
 from tests.memory.snapshots import dumped, small
 from tests.ranks.rank_traces import rank_trace, written

@@ -323,3 +323,30 @@ def test_a_callback_can_be_sent_to_another_process() -> None:
     callback = pickle.loads(pickle.dumps(for_lightning(at=7, steps=2)))
     assert callback._steps.driver.next_at == 7
     assert callback._steps.driver.length == 9
+
+
+@pytest.mark.deep
+def test_manual_optimization_has_a_step_per_batch(tmp_path: Path) -> None:
+    import lightning
+
+    class Adversaries(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
+            for optimizer, layer in zip(self.optimizers(), (self.first, self.second), strict=True):
+                optimizer.zero_grad()
+                self.manual_backward(layer(batch[0]).square().mean())
+                optimizer.step()
+
+        def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+            return [torch.optim.SGD(layer.parameters(), 0.1) for layer in (self.first, self.second)]
+
+    profiler = for_lightning(at=5, **SHORT)
+    fitted(tmp_path, profiler, module=Adversaries)
+
+    [profile] = profiler.profiles
+    assert profile.layers.loc[["model.first", "model.second"], "calls"].tolist() == [1, 1]
+    assert [one["name"] for one in profile.meta["parts"]["optimizers"]] == ["optimizers[0]", "optimizers[1]"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 from torch import nn
 
 import perfnb
@@ -393,3 +394,19 @@ def test_training_is_the_same_with_and_without() -> None:
     profiler = run(profiled, at=[7, 30], steps=4)
     assert len(profiler.profiles) == 2
     assert all(torch.equal(a, b) for a, b in zip(plain.weights(), profiled.weights(), strict=True))
+
+
+def test_a_failure_of_perfnb_ends_the_window_and_not_the_loop() -> None:
+    training = Training()
+    profiler = LoopProfiler(at=10, every=30, steps=2)
+    steps = driven(profiler, training.batches)
+    for _ in range(10):
+        training(next(steps))
+    with torch.profiler.profile():
+        with pytest.warns(RuntimeWarning, match="no profile at step 10: NestedProfilerError"):
+            next(steps)
+        training(next(steps))
+    for batch in steps:
+        training(batch)
+    assert profiler.done == 60
+    assert profiler.profiles.at == [40]

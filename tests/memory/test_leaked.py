@@ -292,3 +292,14 @@ def test_what_lies_outside_torch_is_told_where_intervals_are_apart() -> None:
     assert judge._contradicted(slope(2 * FLOOR, 1.0), NOT, settled=True)
     assert [judge.process_grows([place * each for place in EVERY]) for each in (FLOOR, FLOOR + 1)] == [False, True]
     assert not judge.process_grows([0, 9 * FLOOR])
+
+
+@pytest.mark.deep
+@pytest.mark.slow
+def test_batches_that_vary_are_no_leak_in_100_runs() -> None:
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        sizes = rng.integers(MIB, 20 * MIB, STEPS)
+        cache = 500 * MIB + np.cumsum(rng.integers(0, MIB, STEPS))  # each new shape is prepared and kept
+        varying = joined(made(EVERY, sizes, lives=0), made(EVERY, sizes // 10, lives=1, op="aten::relu"))
+        assert leak_figures(joined(ORDINARY, varying), cache, steps=STEPS).verdict != "leak"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from perfnb.recording.compiled_layers import CompiledCode
 from perfnb.step import compiler
 from perfnb.step.memory import storages
 from tests.step.models import three_linears, training_step
+from tests.step.timed import traced_ms
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_left"),
@@ -837,3 +839,99 @@ def test_a_profile_of_a_step_that_compiles_nothing_does_not_import_the_compiler(
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
     assert done.stdout == "False torch._inductor\n"
+
+
+@pytest.mark.deep
+def test_the_layers_around_a_compiled_one_are_seen() -> None:
+    inner = torch.compile(three_linears(), backend="aot_eager")
+    model = nn.Sequential(nn.Linear(8, 8), inner)
+
+    p = profile_of(training_step(model, torch.randn(4, 8)))
+
+    layers = p.layers[~p.layers.index.str.startswith("(")]
+    assert layers["calls"].dropna().to_dict() == {"model": 1, "model.0": 1, "model.1": 1}
+    assert layers.index.tolist() == ["model", "model.0", "model.1", "model.1.0", "model.1.1", "model.1.2"]
+    assert f"torch.compile hides the layers inside model.1: {_WHY_HIDDEN}" in _text(p)
+
+
+@pytest.mark.deep
+def test_a_model_compiled_in_place_is_one_layer_too() -> None:
+    model = Residual()
+    model.compile(backend="aot_eager")
+    compiled = model._compiled_call_impl
+
+    p = profile_of(training_step(model, torch.randn(4, 16)))
+
+    assert p.layers.loc["model", "calls"] == 1
+    assert p.layers.loc["model", ["forward_ms", "backward_ms"]].gt(0).all()
+    assert p.layers.loc["model.up", ["calls", "total_ms"]].isna().all()
+    assert model._compiled_call_impl is compiled
+    assert p.phases["ms"].sum() == pytest.approx(traced_ms(p))
+
+
+@pytest.mark.deep
+def test_a_model_runs_without_hooks_if_they_would_make_torch_compile_it_again_and_no_graph_breaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The tested torch compiles no model again for hooks, so every guard is taken for such a one."""
+    from torch.nn.modules.module import _global_forward_hooks
+
+    seen: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        @torch.compiler.disable
+        def run(*args: Any) -> Any:
+            seen.append(len(_global_forward_hooks))
+            return graph.forward(*args)
+
+        return run
+
+    class Breaks(nn.Module):
+        def __init__(self, last: bool) -> None:
+            super().__init__()
+            self.first, self.between, self.last = nn.Linear(8, 8), nn.Linear(8, 8), last
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.last:
+                return self.uncompiled(self.first(x))
+            return self.uncompiled(self.first(x)).relu()
+
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def uncompiled(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.between(x)
+            return result
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.first(x)
+            return result
+
+    def profiled(
+        model: nn.Module, profile: Callable[..., perfnb.Profile] = profile_without_recompiling
+    ) -> perfnb.Profile:
+        torch._dynamo.reset()
+        compiled, x = torch.compile(model, backend=backend), torch.randn(4, 8)
+        before = dict(vars(compiled))
+        compiled(x)
+        seen.clear()
+        p = profile(lambda: compiled(x).sum().backward())
+        assert vars(compiled) == before
+        assert p.layers.loc["compiled", "calls"] == 1
+        return p
+
+    if torch.__version__ >= "2.13":
+        profiled(three_linears())
+        assert set(seen) == {0, 1}
+    monkeypatch.setattr(compiler, "_HOOK_GUARD", re.compile("GuardManager"))
+    for whole, first in ((three_linears(), "compiled.0"), (Whole(), "compiled.first")):
+        p = profiled(whole)
+        assert set(seen) == {0}
+        assert p.layers.loc[first, "forward_flops"] > 0  # counted in a step without compiled code
+    for last in (False, True):
+        p = profiled(Breaks(last), profile_of)
+        assert 1 in seen
+        assert p.layers.loc["compiled.between", "calls"] == 1

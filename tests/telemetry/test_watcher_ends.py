@@ -210,3 +210,20 @@ def test_a_watcher_that_nobody_holds_ends() -> None:
     gc.collect()
     thread.join(60)
     assert process.returncode == 0
+
+
+def test_a_sampler_that_is_killed_is_reported() -> None:
+    with Watcher(0.05) as watcher:
+        wait_until(lambda: watcher.columns().get("host"))
+        assert watcher._process is not None
+        watcher._process.process.kill()
+        watcher._process.thread.join(60)
+        assert not watcher.running
+        assert watcher.notes == [f"The sampler ended by itself after {watcher.meta['ticks']} readings."]
+
+
+def test_an_interrupt_of_the_process_group_does_not_end_it_as_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    boot = f"import os, signal; os.kill(os.getpid(), signal.SIGINT); {sampler_process._BOOT}"
+    monkeypatch.setattr(sampler_process, "_BOOT", boot)
+    with Watcher(0.1) as watcher:
+        assert watcher.running

@@ -440,3 +440,40 @@ def test_a_report_is_exported_where_nsys_is_installed(tmp_path: Path, monkeypatc
     program.write_text("#!/bin/sh\necho no licence >&2\nexit 3\n")
     with pytest.raises(TraceError, match=r"nsys export failed with code 3 \(no licence\)"):
         perfnb.load(report)
+
+
+TWO = PUBLIC.parent / "foreign" / "nsys" / "mfu_2gpu_before.sqlite.gz"
+
+
+needs_files = pytest.mark.skipif(
+    not (TWO.is_file() and (PUBLIC / "nsys").is_dir()),
+    reason=f"no folders of public files at {PUBLIC}; set PERFNB_TRACES",
+)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    path = tmp_path / "two.sqlite"
+    path.write_bytes(gzip.decompress(TWO.read_bytes()))
+    return path
+
+
+@needs_files
+def test_a_public_file_of_two_processes_has_the_figures_that_are_known(two: Path) -> None:
+    traces = read(two, LIMITS)
+
+    kernels = [rows_of(trace, "kernel") for trace in traces]
+    assert [len(rows) for rows in kernels] == [1993, 2017]
+    both = list(zip(traces, kernels, strict=True))
+    assert [int(trace.duration_ns[rows].sum()) for trace, rows in both] == [270_875_926, 264_324_724]
+    assert sum(len(rows_of(trace, "gpu_memcpy")) for trace in traces) == 1020
+    assert sum(len(rows_of(trace, "gpu_memset")) for trace in traces) == 269
+    assert sum(len(rows_of(trace, "cuda_sync")) for trace in traces) == 366
+    assert sum(len(rows_of(trace, "cuda_runtime", "cuda_driver")) for trace in traces) == 7466
+    assert sum(len(rows_of(trace, "cpu_op", "user_annotation")) for trace in traces) == 19118
+    launched_by = [
+        np.isin(trace.correlation[rows], trace.correlation[rows_of(trace, "cuda_runtime", "cuda_driver")])
+        for trace, rows in both
+    ]
+    assert sum(int(known.sum()) for known in launched_by) == 3986
+    assert {trace.base_ns for trace in traces} == {1_779_782_330_176_752_435}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from collections import Counter
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -85,3 +86,61 @@ def test_every_time_and_argument_of_a_public_trace_is_what_its_text_says(name: s
     assert all(len(numbers) == 1 for numbers in threads.values())
     assert all(numbers == {int(tid)} for tid, numbers in threads.items() if str(tid).lstrip("-").isdecimal())
     assert trace.unit_ns == (1 if any(isinstance(e["ts"], Decimal) and e["ts"] % 1 for e in timed) else 1000)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", sorted(expected()))
+def test_a_public_trace_holds_what_is_known_of_it(name: str) -> None:
+    facts = expected()[name]
+
+    trace = read(FOLDER / name)
+
+    categories = categories_of(trace)
+    counts = {TODAYS_NAME.get(cat, cat): count for cat, count in facts["by_category"].items() if cat not in LEFT_OUT}
+    assert Counter(categories) == counts
+    kernels = categories == "kernel"
+    if gpu := facts.get("gpu"):
+        assert kernels.sum() == gpu["kernels"]
+        names = np.array(trace.names, dtype=object)[trace.name]
+        assert len(set(names[kernels])) == gpu["distinct_kernels"]
+        assert trace.duration_ns[kernels].sum() / 1e3 == pytest.approx(gpu["kernel_sum_us"], abs=1e-3)
+        for kernel in gpu["top_kernels"]:
+            same = kernels & np.array([text.startswith(kernel["name"]) for text in names])
+            assert same.sum() >= kernel["calls"]
+    for op in facts["top_cpu_ops_by_total"]:
+        if op["name"] in trace.names:
+            same = (categories == "cpu_op") & (trace.name == trace.names.index(op["name"]))
+            assert same.sum() == op["calls"], op
+    assert (trace.duration_ns >= 0).all()
+    assert trace.negative_durations == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "size"),
+    [
+        ("sampled_rank_0.json.gz", 0, 128),
+        ("sampled_rank_1.json.gz", 1, 128),
+        ("compare_test.json.gz", 1, None),
+        ("mi300_vllm_decode_graph.json.gz", 0, 1),
+        ("rank_not_found.json.gz", None, None),
+        ("h100_vit.json.gz", None, None),
+    ],
+)
+def test_the_rank_of_a_public_trace(name: str, rank: int | None, size: int | None) -> None:
+    trace = read(FOLDER / "kineto" / name)
+
+    assert (trace.rank, trace.world_size) == (rank, size)
+
+
+def test_a_public_trace_names_its_devices_processes_and_threads() -> None:
+    trace = read(FOLDER / "kineto" / "h100_vit.json.gz")
+    old = read(FOLDER / "kineto" / "gpu_metrics_2021.json")
+    bare = read(FOLDER / "kineto" / "mi300_vllm_decode_graph.json.gz")
+
+    assert trace.devices[0]["name"] == "NVIDIA H100 80GB HBM3"
+    assert len(old.devices) == 4
+    assert bare.devices[0]["name"] == ""
+    assert bare.process_names == bare.thread_names == {}
+    assert trace.process_names[5617] == "python3"
+    assert trace.thread_names[0, 7] == "stream 7"
+    assert trace.base_ns == 1751410836000000000
