@@ -23,7 +23,7 @@ SIDES = ("a", "b")
 
 
 def diff(a: Recording, b: Recording) -> TraceDiff:
-    """Compare two recordings, in which layers of one name are one."""
+    """Compare two recordings, and match layers that have the same name."""
     names = sorted(set(a.modules["name"]) & set(b.modules["name"]))
     found = diff_traces(a, b, pd.DataFrame({"a": names, "b": names}, dtype="str"))
     assert found is not None

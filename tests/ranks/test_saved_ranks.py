@@ -68,7 +68,7 @@ def test_a_job_is_loaded_from_the_folder_in_which_each_rank_saved_its_own(tmp_pa
     assert "may not belong to the same job" not in str(ranks)
     ranks.save(tmp_path / "again")
     assert perfnb.load(tmp_path / "again").ranks == [0, 1]
-    shutil.rmtree(tmp_path / "again" / "rank_1")  # damage, as they were saved together
+    shutil.rmtree(tmp_path / "again" / "rank_1")  # damage, because they were saved together
     with pytest.raises(RecordingError, match="rank_1 does not exist"):
         perfnb.load(tmp_path / "again")
 

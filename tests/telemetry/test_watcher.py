@@ -363,10 +363,10 @@ def test_the_sampler_loads_nothing_heavy() -> None:
 
 
 def test_nothing_odd_of_the_users_process_gets_into_the_sampler(tmp_path: Path) -> None:
-    """A module beside the notebook, odd entries of the path, a process name that is no text, a folder that has gone."""
-    beside = tmp_path / "beside"
-    beside.mkdir()
-    (beside / "psutil.py").write_text("raise RuntimeError('not the real one')")
+    """A module next to the notebook, odd entries of the path, a process name that is no text, a folder that has gone."""
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    (folder / "psutil.py").write_text("raise RuntimeError('not the real one')")
     code = (
         f"import os, pathlib, sys; sys.path[:] = ['', pathlib.Path('/nowhere'), *sys.path[1:], {str(ROOT)!r}]\n"
         "open('/proc/self/comm', 'wb').write(b'abc\\xff\\xc3')\n"
@@ -377,7 +377,7 @@ def test_nothing_odd_of_the_users_process_gets_into_the_sampler(tmp_path: Path) 
         "import shutil; shutil.rmtree(os.getcwd())\n"
         "with w.Watcher(0.5) as watcher: print(*watcher.columns())"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=beside, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
     first, shadowed, second = done.stdout.splitlines() or (done.stderr, "", "")
     assert shadowed == "not the real one"
     assert {"host", "process"} <= set(first.split()) & set(second.split()), done.stderr
@@ -412,7 +412,7 @@ def _state_in_child(_: int) -> bool:
     return all(watcher._process is None for watcher in watchers)
 
 
-#: For tests/accuracy: the most processes that a watch sees beside another one, the CPU time it reads, and that used.
+#: For tests/accuracy: the most processes that one of two watches sees, the CPU time that it reads, and the time used.
 TWO_WATCHES = """
 import time
 import numpy as np
