@@ -363,7 +363,7 @@ def test_the_sampler_loads_nothing_heavy() -> None:
 
 
 def test_nothing_odd_of_the_users_process_gets_into_the_sampler(tmp_path: Path) -> None:
-    """A module next to the notebook, odd entries of the path, a process name that is no text, a folder that has gone."""
+    """A module next to the notebook, odd entries of the path, a process name that is no text, a folder that is gone."""
     folder = tmp_path / "notebooks"
     folder.mkdir()
     (folder / "psutil.py").write_text("raise RuntimeError('not the real one')")
