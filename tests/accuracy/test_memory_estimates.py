@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,23 @@ from torch.nn import functional as F
 
 from perfnb.memory.estimate.estimate import estimate_memory
 from tests.accuracy.judging import Figures
-from tests.memory.test_estimate import peak_of_training
+from tests.step.allocated import measured_peak, state_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def peak_of_training(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, loss: Callable[..., Tensor]
+) -> int:
+    """Return the measured peak of the second training step, in bytes."""
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+    step()
+    return measured_peak(step, [*model.parameters(), *model.buffers(), *state_of(optimizer), *batch])
 
 
 class Tokens(nn.Module):

@@ -72,7 +72,7 @@ def peak(again: bool) -> tuple[int, perfnb.Profile]:
     return int(p.memory["total"].max()), p
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_activations_that_dominate_are_found_with_what_removing_them_frees() -> None:
     most, profile = peak(again=False)
     table = profile.findings

@@ -19,14 +19,10 @@ from tests.gpu.paths import critical_path, window_in
 from tests.traces_by_hand import FOLDER, expected, public, public_trace
 
 pytestmark = public
-#: The traces that `make test` reads: one GPU, sampled with communication, and AMD's.
-FEW = ("a100_alexnet.json.gz", "sampled_rank_0.json.gz", "mi300_ddp_resnet18.json.gz")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in FEW else [pytest.mark.deep]) for name in sorted(expected())]
-)
+@pytest.mark.parametrize("name", sorted(expected()))
 def test_a_trace_has_its_known_times(name: str) -> None:
     fact, events = expected()[name]["gpu"], public_trace(name)
 

@@ -325,7 +325,7 @@ def test_a_callback_can_be_sent_to_another_process() -> None:
     assert callback._steps.driver.length == 9
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_manual_optimization_has_a_step_per_batch(tmp_path: Path) -> None:
     import lightning
 

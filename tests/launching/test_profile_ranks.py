@@ -144,7 +144,7 @@ def test_the_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> Non
     assert list(tmp_path.glob("perfnb-job-*")) == []
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_the_exception_of_the_first_rank_that_fails() -> None:
     def set_up() -> Any:
         step, batches = small()

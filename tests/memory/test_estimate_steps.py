@@ -564,7 +564,7 @@ def test_what_may_keep_tensors_is_of_the_user() -> None:
     assert [value for value in others if step_simulation._has_variables(value)] == []
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [("gpt2", "own_loss"), ("bert", "mixed_precision")])
 def test_the_peak_of_real_language_models_is_the_counted_one(name: str, kind: str) -> None:
     transformers = pytest.importorskip("transformers")

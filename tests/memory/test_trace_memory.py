@@ -212,7 +212,7 @@ def test_a_trace_of_torch_shows_what_its_json_says(tmp_path: Path) -> None:
     assert_as_told(loaded(path), "cpu", told)
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @public
 @pytest.mark.parametrize(
     ("name", "device", "kind"),

@@ -7,11 +7,11 @@ TWINS = {
         "step/test_planted_time.py::test_a_sleep_belongs_to_its_layer_and_its_phase"
     ),
     "test_the_step_lasts_to_the_end_of_its_work": (
-        "step/test_devices.py::test_a_step_that_returns_before_its_work_is_done_is_timed_to_the_end_of_the_work"
+        "step/test_devices.py::test_a_step_is_timed_to_the_end_of_all_of_its_work"
     ),
-    "test_work_on_a_side_stream_counts": ("step/test_devices.py::test_work_on_a_stream_that_events_do_not_see_counts"),
+    "test_work_on_a_side_stream_counts": "step/test_devices.py::test_a_step_is_timed_to_the_end_of_all_of_its_work",
     "test_a_copy_to_the_gpu_is_a_phase": "findings/test_rules.py::test_advice_on_copies",
-    "test_a_profile_adds_up": "gpu/test_launches.py::test_kernels_of_a_public_trace_add_up",
+    "test_a_profile_adds_up": "gpu/test_public_traces.py::test_tables_add_up",
     "test_step_times_agree_with_torchs_benchmark": (
         "Two clocks are compared; on a CPU, make accuracy compares them with the machine's own."
     ),

@@ -841,7 +841,7 @@ def test_a_profile_of_a_step_that_compiles_nothing_does_not_import_the_compiler(
     assert done.stdout == "False torch._inductor\n"
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_the_layers_around_a_compiled_one_are_seen() -> None:
     inner = torch.compile(three_linears(), backend="aot_eager")
     model = nn.Sequential(nn.Linear(8, 8), inner)
@@ -854,7 +854,7 @@ def test_the_layers_around_a_compiled_one_are_seen() -> None:
     assert f"torch.compile hides the layers inside model.1: {_WHY_HIDDEN}" in _text(p)
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_a_model_compiled_in_place_is_one_layer_too() -> None:
     model = Residual()
     model.compile(backend="aot_eager")
@@ -869,7 +869,7 @@ def test_a_model_compiled_in_place_is_one_layer_too() -> None:
     assert p.phases["ms"].sum() == pytest.approx(traced_ms(p))
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 def test_a_model_runs_without_hooks_if_they_would_make_torch_compile_it_again_and_no_graph_breaks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -16,7 +16,7 @@ from tests.step.timed import traced_ms
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-pytestmark = pytest.mark.deep
+pytestmark = pytest.mark.slow
 
 
 def profile_of(step: Callable[[], object]) -> perfnb.Profile:

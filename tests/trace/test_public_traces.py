@@ -88,7 +88,7 @@ def test_every_time_and_argument_of_a_public_trace_is_what_its_text_says(name: s
     assert trace.unit_ns == (1 if any(isinstance(e["ts"], Decimal) and e["ts"] % 1 for e in timed) else 1000)
 
 
-@pytest.mark.deep
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(expected()))
 def test_a_public_trace_holds_what_is_known_of_it(name: str) -> None:
     facts = expected()[name]
