@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -130,18 +130,18 @@ def recordings(folder: Path) -> dict[str, Recording]:
 
 @pytest.mark.parametrize("rows", [slice(None), slice(0, 1)], ids=["all", "one"])
 @pytest.mark.parametrize(
-    ("recording", "frame_names", "rules"),
+    ("make", "frame_names", "rules"),
     [
-        (live_cpu(), "modules", RULES),
-        (compiled_cpu(), "compiled", [compiled.graph_breaks, compiled.recompilation, compiled.small_regions]),
+        (live_cpu, "modules", RULES),
+        (compiled_cpu, "compiled", [compiled.graph_breaks, compiled.recompilation, compiled.small_regions]),
     ],
     ids=["layers", "compiled"],
 )
 def test_rules_stand_layers_and_compiled_code_of_which_little_is_known(
-    recording: Recording, frame_names: str, rules: list[Rule], rows: slice
+    make: Callable[[], Recording], frame_names: str, rules: list[Rule], rows: slice
 ) -> None:
     asked = 0
-    for name, frame, put in frames(recording):
+    for name, frame, put in frames(make()):
         if name.startswith(frame_names):
             for column in frame.columns.difference(ALWAYS[name]):
                 obeys_the_laws(put(without(frame, column, rows)), rules)
