@@ -106,6 +106,22 @@ def test_a_scaled_batch_takes_what_a_batch_of_that_size_takes() -> None:
     assert small.peak_bytes == estimate_memory(model, digits(), "adam", loss=F.cross_entropy).peak_bytes
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("make", "batches"), [(mlp, rows), (cnn, digits), (Transformer, text)])
+@pytest.mark.usefixtures("two_threads")
+def test_the_peak_of_inference_is_the_measured_one(
+    make: Callable[[], nn.Module], batches: Callable[[], tuple[Tensor, Tensor]]
+) -> None:
+    model, (x, _) = make().eval(), batches()
+
+    estimate = estimate_memory(model, x, training=False)
+
+    with torch.no_grad():
+        measured = measured_peak(lambda: model(x), [*model.parameters(), *model.buffers(), x])
+    assert estimate.peak_bytes == pytest.approx(measured, rel=0.02)
+    assert (estimate.gradients, estimate.optimizer_state) == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "state"),
     [("sgd", 0), (MOMENTUM, 657_664), ("adam", 1_315_328 + 16), (torch.optim.AdamW, 1_315_328 + 16)],
@@ -357,11 +373,17 @@ def test_what_a_convolution_takes_beside_its_result_counts() -> None:
 #: Convolutions of 32 channels by what oneDNN chooses its layouts from.
 CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
     "point": lambda: nn.Conv2d(32, 32, 1),
+    "wide kernel": lambda: nn.Conv2d(32, 32, 7, padding=3),
     "strided point": lambda: nn.Conv2d(32, 32, 1, stride=2),
+    "strided": lambda: nn.Conv2d(32, 64, 3, stride=2, padding=1),
+    "strided to few": lambda: nn.Conv2d(32, 4, 5, stride=2, padding=2),
     "stride of 3": lambda: nn.Conv2d(32, 48, 4, stride=3),
+    "strided groups": lambda: nn.Conv2d(32, 64, 3, stride=2, padding=1, groups=2),
     "narrow groups": lambda: nn.Conv2d(32, 64, 3, stride=2, padding=1, groups=8),
     "depthwise": lambda: nn.Conv2d(32, 32, 3, stride=2, padding=1, groups=32),
+    "depth multiplied": lambda: nn.Conv2d(32, 64, 3, padding=1, groups=32),
     "dilated": lambda: nn.Conv2d(32, 32, 3, padding=2, dilation=2),
+    "strided dilated": lambda: nn.Conv2d(32, 32, 3, stride=2, padding=2, dilation=2),
 }
 
 
