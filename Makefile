@@ -33,7 +33,7 @@ PIP_INSTALL := $(PY) -m pip install --quiet --quiet --disable-pip-version-check 
 help:
 	@echo "make demo       profile a small model, print the report and write demo.html"
 	@echo "make lab        open the index of notebooks and labs in JupyterLab"
-	@echo "make test       run lint, tests, one browser test per view and two notebooks; takes 10 minutes on two idle cores"
+	@echo "make test       run lint, tests, one browser test per view and two notebooks; takes 7 minutes on two idle cores"
 	@echo "make test-fast  run lint and the quick tests, without a browser or kernel; lists the tests that it leaves out"
 	@echo "make test-lowest  run the quick tests with the lowest versions that pyproject.toml allows, then with only NumPy at its lowest"
 	@echo "make test-gpu   test everything that needs a live GPU; GPU_PYTHON=python3 uses the torch that is already installed"

@@ -136,17 +136,20 @@ def test_signals_are_passed_on_unless_the_terminal_has_sent_them(
     monkeypatch.setattr(watch.os, "kill", kill)
     signals = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
     before = {signum: signal.getsignal(signum) for signum in signals}
+    for signum in signals[:3]:  # which a shell ignores in its background
+        signal.signal(signum, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with watch._passed_on_to(77):
             for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.raise_signal(signum)
             assert signal.getsignal(signal.SIGQUIT) is signal.getsignal(signal.SIGINT)
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        after = [signal.getsignal(signum) for signum in signals]
     finally:
-        signal.signal(signal.SIGHUP, before[signal.SIGHUP])
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
     assert told == [(77, signum) for signum in sent]
-    assert {signum: signal.getsignal(signum) for signum in signals} == before
+    assert after == [*[signal.SIG_DFL] * 3, signal.SIG_IGN]
 
 
 @pytest.mark.parametrize(("group", "front"), [(None, False), (0, True), (1, False)])

@@ -269,6 +269,10 @@ def test_a_damaged_run_is_refused(tmp_path: Path) -> None:
 def test_durations_that_cannot_be_are_refused(column: str, value: int, words: str, tmp_path: Path) -> None:
     path = run(usual(100), usual(100, 2.0)).save(tmp_path / "run.perfnb")
     rows = pd.read_parquet(path / "rows.parquet")
+    for which in ("sum", "one"):
+        rows[f"{which}_data_ns"] = rows[f"{which}_wall_ns"]  # a step may do nothing but wait
+    rows.to_parquet(path / "rows.parquet")
+    assert perfnb.load(path).verdict
     rows.loc[0, column] = value
     rows.to_parquet(path / "rows.parquet")
     with pytest.raises(RecordingError, match=words):

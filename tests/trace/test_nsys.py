@@ -200,6 +200,7 @@ def test_synchronisation_names_what_it_waits_for(tmp_path: Path) -> None:
         {**sync, "syncType": 2, "eventId": 4, "eventSyncId": 6},
         {**sync, "syncType": 2, "eventId": 4, "eventSyncId": 7},
         {**sync, "syncType": 4, "streamId": 2**32 - 1, "eventId": 2**32 - 1},
+        *({**sync, "syncType": kind} for kind in (1, 3, 5)),
     ]
     tables["CUPTI_ACTIVITY_KIND_CUDA_EVENT"] = [
         {"streamId": 7, "correlationId": 89, "globalPid": pid(40), "eventId": 4, "eventSyncId": 6}
@@ -208,10 +209,12 @@ def test_synchronisation_names_what_it_waits_for(tmp_path: Path) -> None:
     (trace,) = read(write(tmp_path / "a.sqlite", tables), LIMITS)
 
     rows = rows_of(trace, "cuda_sync")
-    assert [trace.names[code] for code in trace.name[rows]] == ["Stream Wait Event"] * 2 + ["Context Sync"]
-    assert trace.wait_stream[rows].tolist() == [7, MISSING, MISSING]
-    assert trace.wait_correlation[rows].tolist() == [89, MISSING, MISSING]
-    assert trace.stream[rows].tolist() == [8, 8, MISSING]
+    assert [trace.names[code] for code in trace.name[rows]] == [
+        *["Stream Wait Event"] * 2, "Context Sync", "Event Sync", "Stream Sync", "Synchronization"
+    ]  # fmt: skip
+    assert trace.wait_stream[rows].tolist() == [7, *[MISSING] * 5]
+    assert trace.wait_correlation[rows].tolist() == [89, *[MISSING] * 5]
+    assert trace.stream[rows].tolist() == [8, 8, MISSING, 8, 8, 8]
 
 
 def test_calls_of_the_system_and_overheads_are_events(tmp_path: Path) -> None:
