@@ -71,25 +71,6 @@ def test_layers_inside_torchscript_are_unknown() -> None:
 
 
 @pytest.mark.slow
-def test_a_gradient_scaler_is_a_part_of_the_optimizer() -> None:
-    model, scaler = nn.Linear(8, 8), torch.amp.GradScaler("cpu")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = model(X).square().mean()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-
-    p = short(step)
-
-    unscaling = p.events[p.events["name"] == "aten::_amp_foreach_non_finite_check_and_unscale_"]
-    assert set(unscaling["phase"]) == {"optimizer"}
-
-
-@pytest.mark.slow
 def test_an_optimizer_that_a_hook_runs_in_the_backward_pass_is_the_optimizer() -> None:
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -14,9 +14,7 @@ import perfnb
 from tests.step.models import three_linears
 from tests.step.timed import traced_ms
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
-
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
 
 
 def profile_of(step: Callable[[], object]) -> perfnb.Profile:
