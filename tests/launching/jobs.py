@@ -33,6 +33,18 @@ def small() -> tuple[Callable[[Any], None], list[Any]]:
     return step, [torch.ones(6, 8)]
 
 
+def failing() -> tuple[Callable[[Any], None], list[Any]]:
+    """Return such a step, which fails in rank 1, and its batches."""
+    step, batches = small()
+
+    def fails(batch: Any) -> None:
+        if torch.distributed.get_rank() == 1:
+            {}["gone"]
+        step(batch)
+
+    return fails, batches
+
+
 def endless(folder: Path) -> Callable[[], Callable[[], None]]:
     """Return a job whose ranks tell of each of their steps in a folder."""
 

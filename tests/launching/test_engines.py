@@ -28,7 +28,7 @@ from perfnb.launching.engine import run_on_engine
 from perfnb.launching.engines import EngineJob, chosen_engines
 from perfnb.launching.job_folder import ORDER, STOP, job_folder
 from perfnb.launching.order import Order
-from tests.launching.jobs import FAST, endless, interrupt_soon, small
+from tests.launching.jobs import FAST, endless, failing, interrupt_soon, small
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -397,18 +397,8 @@ def test_a_function_on_engines(engines: Any, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.deep
 def test_an_exception_of_a_rank_on_an_engine(engines: Any) -> None:
-    def set_up() -> Any:
-        step, batches = small()
-
-        def failing(batch: Any) -> None:
-            if torch.distributed.get_rank() == 1:
-                {}["gone"]
-            step(batch)
-
-        return failing, batches
-
     with pytest.raises(KeyError, match="gone") as caught:
-        perfnb.profile_ranks(set_up, executor=engines, **FAST)
+        perfnb.profile_ranks(failing, executor=engines, **FAST)
 
     assert caught.value.__notes__ == ["perfnb: raised by rank 1 of 2; its traceback is above."]
     assert '{}["gone"]' in str(caught.value.__cause__)

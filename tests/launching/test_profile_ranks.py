@@ -14,11 +14,10 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 
 import perfnb
 from perfnb.errors import CaptureError
-from tests.launching.jobs import FAST, endless, interrupt_soon, processes_of_jobs, small, with_workers
+from tests.launching.jobs import FAST, endless, failing, interrupt_soon, processes_of_jobs, small, with_workers
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.deep, pytest.mark.usefixtures("nothing_left")]
@@ -146,18 +145,8 @@ def test_the_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_the_exception_of_the_first_rank_that_fails() -> None:
-    def set_up() -> Any:
-        step, batches = small()
-
-        def failing(batch: Any) -> None:
-            if torch.distributed.get_rank() == 1:
-                {}["gone"]
-            step(batch)
-
-        return failing, batches
-
     with pytest.raises(KeyError, match="gone") as caught:
-        perfnb.profile_ranks(set_up, **FAST)
+        perfnb.profile_ranks(failing, **FAST)
 
     assert caught.value.__notes__ == ["perfnb: raised by rank 1 of 2; its traceback is above."]
     assert '{}["gone"]' in str(caught.value.__cause__)
