@@ -39,7 +39,7 @@ ARROW = ("recording", "attribution", "profile")
 #: If a test adds at least this many modules, it has imported a large package.
 MANY_MODULES = 100
 # No test asserts an absolute speed, because other programs also use the cores.
-settings.register_profile("perfnb", settings.default, deadline=None, max_examples=40)
+settings.register_profile("perfnb", settings.default, deadline=None)
 settings.load_profile("perfnb")
 
 
