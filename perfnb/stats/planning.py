@@ -188,7 +188,7 @@ def smallest_detectable(deviation: float, pairs: int, *, power: float = 0.9, con
     factor = float(stdtrit(pairs - 1, (1 + confidence) / 2) + stdtrit(pairs - 1, power))
     try:
         return math.expm1(factor * deviation / math.sqrt(pairs))
-    except OverflowError:  # two pairs of which one was disturbed, at the high confidence that many comparisons need
+    except OverflowError:  # two very different pairs, at the high confidence that many comparisons require
         return math.inf
 
 
