@@ -86,26 +86,26 @@ def judge_little(facts: Facts) -> None:
 
 
 #: Arrivals and service times of a queue that is small enough for paper, and of a longer queue.
-ON_PAPER = ([0.0, 1.0, 2.0, 10.0], [3.0, 1.0, 1.0, 2.0])
-
-
-def _longer(count: int = 60) -> tuple[list[float], list[float]]:
-    generator = np.random.default_rng(4)
-    arrivals = np.cumsum(generator.exponential(1.0, count)) + 5.0
-    return arrivals.round(3).tolist(), generator.uniform(0.2, 1.5, count).round(3).tolist()
+QUEUES = (
+    ([0.0, 1.0, 2.0, 10.0], [3.0, 1.0, 1.0, 2.0]),
+    (
+        [8.8, 9.2, 12.5, 12.6, 13.6, 14.3, 15.0, 16.5, 17.2, 18.7, 23.6, 24.5],
+        [1.4, 0.7, 0.6, 1.2, 0.3, 0.7, 1.3, 1.4, 0.5, 0.3, 1.2, 1.0],
+    ),
+)
 
 
 def measure_queue(answer: Any) -> Facts:
     function = as_function(answer, "latencies(arrivals, services)")
     cases = []
-    for arrivals, services in (ON_PAPER, _longer()):
+    for arrivals, services in QUEUES:
         said = as_numbers(outcome(function, list(arrivals), list(services)), len(arrivals), "latencies")
         cases.append({"arrivals": arrivals, "services": services, "said": said})
     return {"cases": cases}
 
 
 def judge_queue(facts: Facts) -> None:
-    every = Lists(facts["cases"], 2, lambda case: queued(case["arrivals"], case["services"]))
+    every = Lists(facts["cases"], len(QUEUES), lambda case: queued(case["arrivals"], case["services"]))
     every.slip(
         lambda case: [
             latency - service
@@ -368,16 +368,16 @@ def measure_batching(answer: Any) -> Facts:
     function = as_function(answer, "highest_rate(batch_ms, bound_ms)")
     cases = []
     for batch_ms, bound_ms in BATCHES:
-        within = [ms for ms in batch_ms.values() if 2 * ms <= bound_ms]
+        wanted = _most(batch_ms, bound_ms, 2)
         try:
             returned = outcome(function, dict(batch_ms), bound_ms)
         except Hint as raised:
-            if within:
+            if wanted:
                 raise
             raise Hint(f"{_batches(batch_ms.items(), bound_ms)} no size keeps the bound. {raised}") from raised
         said = as_number(returned, "The result of highest_rate")
         cases.append({"sizes": [list(each) for each in batch_ms.items()], "bound": bound_ms, "said": said,
-                      "wanted": _most(batch_ms, bound_ms, 2), "fits": len(within)})  # fmt: skip
+                      "wanted": wanted})  # fmt: skip
     return {"cases": cases}
 
 
@@ -397,13 +397,13 @@ def judge_batching(facts: Facts) -> None:
         "That bounds the time of one batch. A card that arrives just after a batch has started has to wait for that "
         "one as well.",
     )
-    every.slip(lambda case: _most(dict(map(tuple, case["sizes"])), 1e9, 1), "That ignores the bound.")
+    every.slip(lambda case: _most(dict(map(tuple, case["sizes"])), case["bound"], 0), "That ignores the bound.")
     every.slip(lambda case: case["wanted"] / 1e3, "That is per millisecond; give cards per second.")
     every.slip(_best_size, "That is the size of the batch. How many cards per second does it serve?")
     every.slip(_largest, "The largest batch within the bound is not always the one that serves most per second.")
     for case in facts["cases"]:
         where = _batches(case["sizes"], case["bound"])
-        if not case["fits"] and case["said"] != 0:
+        if not case["wanted"] and case["said"] != 0:
             raise Hint(f"{where} no size keeps the bound, so the rate is 0.")
         Number(case["said"], case["wanted"], 1e-6, f"{where} your result is {case['said']:.6g}.").wrong(
             "", "Which sizes keep the bound, and how many cards per second does each of them serve?"
@@ -441,7 +441,7 @@ def judge_tokens(facts: Facts) -> None:
         lambda case: case["wanted"] - case["sizes"][0] ** case["sizes"][1], f"You leave out a character: {if_all}."
     )
     every.slip(
-        lambda case: case["wanted"] - 1 - case["sizes"][0] ** case["sizes"][1] * (case["sizes"][1] > 0),
+        lambda case: case["wanted"] - 1 - case["sizes"][0] ** case["sizes"][1],
         f"You leave out two characters: the one that every pass gives, and {if_all}. Where does your sum begin, and "
         "where does it end?",
     )

@@ -76,14 +76,6 @@ def judge_efficiency(facts: Facts) -> None:
         "That is the speed-up: work per second compared with one rank. The efficiency is the speed-up per rank.",
     )
     every.slip(
-        lambda case: _of_steps(case, 1.0),
-        "That is right for weak scaling only. In strong scaling, the ranks together do the work of one.",
-    )
-    every.slip(
-        lambda case: _of_steps(case, case["ranks"]),
-        "That is right for strong scaling only. In weak scaling, each rank does as much work as one rank alone.",
-    )
-    every.slip(
         lambda case: _of_steps(case, _divisor(case), (1, 1), (2, 2)),
         "The values are right, but the intervals are not. They divide low by low and high by high, as if both steps "
         "were long at the same time. Which step of one rank and which of several make the efficiency lowest?",
@@ -267,7 +259,7 @@ def judge_buckets(facts: Facts) -> None:
     )
     every.slip(backwards, "Those are the gradients one by one. Collect them until a bucket is full.")
     every.slip(
-        lambda case: right(case) + ([] if _has_rest(case["sizes"], right(case), case["full"]) else [0.0]),
+        lambda case: right(case) + [0.0] * (right(case)[-1] >= case["full"]),
         "When the last gradient fills a bucket, nothing is left over, and you send an empty bucket of 0 bytes.",
     )
     every.slip(
@@ -287,10 +279,6 @@ def judge_buckets(facts: Facts) -> None:
                 f"For the gradients {case['sizes'][:8]} and buckets that are full at {case['full']} bytes, yours are "
                 f"[{said}]. Which gradient fills the first bucket, and which one begins the next?"
             )
-
-
-def _has_rest(sizes: Sequence[float], buckets: Sequence[float], full: float) -> bool:
-    return bool(buckets) and sum(buckets) == sum(sizes) and buckets[-1] < full
 
 
 #: Number of parts in a step and of cards in a part.
