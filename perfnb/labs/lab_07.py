@@ -350,7 +350,7 @@ def measure_larger(answer: Any, reports: Any = None, made_of: Any = None) -> Fac
     learn = as_function(answer, "learn(training, samples, size)")
     cases = []
     for count, size in PORTIONS:
-        x, y = torch.arange(float(count)).unsqueeze(1).repeat(1, 2), torch.arange(count)
+        x, y = torch.arange(float(count)).unsqueeze(1), torch.arange(count)
         steps = _LabSteps()
         outcome(learn, steps, (x, y), size)
         cases.append({"count": count, "size": size, "steps": steps.seen})

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from perfnb import labs
 from perfnb.labs.made_job import write_job
@@ -35,6 +36,8 @@ def _constants() -> Iterator[str]:
     for name in sorted(each.name for each in pkgutil.iter_modules(labs.__path__)):
         module = importlib.import_module(f"perfnb.labs.{name}")
         for label, value in vars(module).items():
+            if isinstance(value, pd.DataFrame):
+                yield f"{name}.{label} = {value.to_csv().strip()}"
             if _plain(value) and not label.startswith("__"):
                 shown = sorted(value) if isinstance(value, (set, frozenset)) else value
                 yield f"{name}.{label} = {shown!r}"
