@@ -381,7 +381,7 @@ def measure_copies(answer: Any, profile: Any = None) -> Facts:
     allocations = getattr(profile, "allocations", None)
     if allocations is None or not len(allocations):
         raise Hint("Pass the profile as well, profile=p; it must be recorded without --no-memory.")
-    here = (allocations["phase"] == "data") & (allocations["start_ns"].fillna(-1) >= 0)  # excludes the previous batch
+    here = (allocations["phase"] == "data") & allocations["start_ns"].ge(0).fillna(False)  # excludes the previous batch
     sizes = allocations["bytes"][here & (allocations["bytes"] >= SAMPLE_BYTES)]
     if not len(sizes):
         raise Hint("This profile has no batch made from samples: pass the one from the first section, profile=p.")

@@ -123,12 +123,17 @@ def test_what_is_measured_in_small_traces(small: tuple[Profile, Profile, Ranks],
     machines = {"op": "aten::mm", "op_ratio": 1.0, "busy_ratio": 2.0}
     facts = {
         "8.1": exercise_of("8.1").measure(ORIGIN["said"], profile=training, ranks=ranks),
+        "8.2": exercise_of("8.2").measure(lambda work: len(work), ranks=ranks),
         "8.4": exercise_of("8.4").measure(faster, profile=first),
         "8.5": exercise_of("8.5").measure(called, profile=training),
         "8.7": exercise_of("8.7").measure(machines, profile=first, other=second),
     }
 
     assert facts["8.1"] == ORIGIN | {"iterations": 2, "shape": [16, 3, 8, 9], "ranks": 4}
+    of_rank = {"said": 3.0, "union": 0.08, "sum": 0.11, "span": 0.1, "neighbours": 0.08, "unsorted": 0.08}
+    of_made = {"said": 6.0, "union": 0.55, "sum": 0.7, "span": 0.95, "neighbours": 0.65, "unsorted": 0.05}
+    frames = {"the made-up frame": of_made, "the events of rank 0": of_rank, "the events of rank 1": of_rank}
+    assert facts["8.2"]["cases"] == {name: pytest.approx(of) for name, of in frames.items()}
     # The host waits for the kernel of relu, which ran 20 µs and started 10 µs after its launch.
     on_path = {"path_gpu_ms": 0.03, "path_host_ms": 0.01}
     ms = {"kernel_ms": [0.03, 0.02, 0.01], "gpu_ms": {"aten::mm": 0.04, "aten::relu": 0.02}, "step_ms": 1.0}
