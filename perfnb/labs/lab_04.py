@@ -182,7 +182,7 @@ def judge_saved(facts: Facts) -> None:
         (batch, widths, activation), wanted = case["sizes"], case["wanted"]
         said = Number(case["said"], wanted, 1e-9, f"For ({batch}, {tuple(widths)}, {activation!r}):")
         last = "does any layer of this network need the last layer's output?"
-        for factor in (4, 4 if activation == "relu" else 8, 8):
+        for factor in (4, 8):
             row = factor * batch
             said.slip(wanted + row * widths[0], "the batch itself is included; it exists anyway.")
             said.slip((wanted + row * widths[-1], 8 * batch * sum(widths[1:])), last)

@@ -10,18 +10,23 @@ import pytest
 from perfnb.labs import workloads
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, a_ms: float, b_ms: float) -> None:
-    """Let a check find that of the two functions it runs in turns, each takes so many milliseconds."""
+def plant(monkeypatch: pytest.MonkeyPatch, a_ms: float, b_ms: float) -> list[int]:
+    """Let a check find that of the two functions it runs in turns, each takes so many milliseconds.
+
+    Returns a list that gets the number of rounds of each comparison.
+    """
+    rounds: list[int] = []
 
     def interleaved(
         a: Callable[..., Any], b: Callable[..., Any], inputs: Sequence[Sequence[Any]]
     ) -> tuple[list[float], list[float]]:
         a(*inputs[0])
         b(*inputs[0])
-        turns = len(inputs) - 1
-        return [a_ms] * turns, [b_ms] * turns
+        rounds.append(len(inputs) - 1)
+        return [a_ms] * rounds[-1], [b_ms] * rounds[-1]
 
     monkeypatch.setattr(workloads, "interleaved", interleaved)
+    return rounds
 
 
 class Clock:

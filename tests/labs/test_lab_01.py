@@ -13,7 +13,7 @@ import pytest
 from perfnb.labs import lab_01, workloads
 from perfnb.labs.ledger import exercise_of
 from tests.labs.judging import an_ab_test, expect, hint, said_of
-from tests.labs.planted import Clock
+from tests.labs.planted import Clock, plant
 
 Number = Callable[..., Any]
 
@@ -260,6 +260,14 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_the_three_claims_are_judged(claims: dict[str, Any]) -> None:
     assert hint("1.6", RIGHT, claims=claims) == ""
+
+
+def test_each_claim_is_tried_in_forty_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = plant(monkeypatch, 10.0, 5.0)
+    facts = exercise_of("1.6").measure(RIGHT, claims=CLAIMED)["claims"]
+
+    assert rounds == [40] * 3
+    assert facts == {name: {"answer": RIGHT[name], "ratio": 0.5, "same": name != "spread"} for name in RIGHT}
 
 
 def test_no_claims_are_none_judged(claims: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from perfnb.labs.lab_02 import ROUNDS
 from tests.labs.judging import an_ab_test, expect, hint
 from tests.labs.lab_02_answers import Rescale
 from tests.labs.planted import plant
@@ -46,9 +47,11 @@ def _a_fifth(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, 10.0, 2.0)
 
 
-@pytest.mark.usefixtures("_a_fifth")
-def test_a_layer_rewritten() -> None:
+def test_a_layer_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = plant(monkeypatch, 10.0, 2.0)
+
     assert hint("2.7", at_once, slow=Rescale()) == ""
+    assert rounds == [ROUNDS]
 
 
 class WithParameter(nn.Module):
