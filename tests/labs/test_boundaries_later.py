@@ -292,6 +292,8 @@ def test_the_right_facts_are_accepted(number: str) -> None:
 #: Exercise, what is changed of its right facts, and what the judge says of that; empty where it accepts.
 ROWS: Sequence[tuple[str, dict[str, Any], str]] = (
     ("5.3", {"cases/0/said": [4 * 64**2 * 64, 24 * 64 * 64**2]}, "The two parts are swapped"),
+    ("5.3", {"cases/2/said": [4 * 49 * 12, 5.0]}, "the linear layers. It does not match"),
+    ("5.3", {"cases/2/said": [5.0, 24 * 7 * 144]}, "the linear layers. It does not match"),
     ("5.3", {"cases/2/said": [22 * 7 * 144, 4 * 49 * 12]}, "the layer after attention, `out`"),
     ("5.3", {"cases/2/said": [18 * 7 * 144, 4 * 49 * 12]}, "`qkv`"),
     ("5.3", {"cases/2/said": [16 * 7 * 144, 4 * 49 * 12]}, "one of the MLP's layers"),

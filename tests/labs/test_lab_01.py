@@ -63,6 +63,16 @@ def test_a_stopwatch_is_accepted(clock: Callable[[], float]) -> None:
     assert hint("1.1", clocked(clock, 1e3)) == ""
 
 
+@pytest.mark.usefixtures("_clock")
+def test_a_stopwatch_times_a_step_of_each_kind() -> None:
+    facts = exercise_of("1.1").measure(clocked(CLOCK.perf_counter, 1e3))
+
+    asleep = {"inside": 30.1, "returned": 30.3, "around": 30.5, "calls": 1}  # each look at the clock takes 0.1 ms
+    at_work = {"inside": 20.2, "returned": 20.4, "around": 20.6, "calls": 1}
+    assert facts["asleep"] == pytest.approx(asleep, rel=1e-6)
+    assert facts["at work"] == pytest.approx(at_work, abs=0.11)  # one look more or less, by rounding
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [

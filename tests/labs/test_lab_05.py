@@ -45,6 +45,7 @@ def cell_of_lab_5(begin: str) -> str:
         (lambda n, uses: 128 * uses, "one image, and two FLOPs per use"),
         (lambda n, uses: uses if n != "cnn" else 2.9847 * uses, "cnn: It includes backward"),
         (lambda n, uses: uses if n != "cnn" else 1.9847 * uses, "cnn: Is it the backward pass"),
+        (lambda n, uses: uses if n != "cnn" else 2 * uses, "cnn: A use is a product and an addition"),
         (lambda n, uses: uses if n != "transformer" else 1.0, "transformer: Check it"),
     ],
 )

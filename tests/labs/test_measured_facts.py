@@ -13,7 +13,7 @@ from perfnb import Profile
 from perfnb.labs import lab_07, lab_08, lab_12
 from perfnb.labs.exercise import Facts, Hint
 from perfnb.labs.ledger import exercise_of
-from perfnb.results import ABTest, Journal, Ranks, Roofline
+from perfnb.results import ABTest, ArchitectureComparison, Journal, Ranks, Roofline
 from tests.labs.judging import an_ab_test, hint
 from tests.labs.lab_02_answers import all_inside_off, children_off
 
@@ -246,6 +246,30 @@ def test_the_price_of_checkpoints_is_read_from_two_profiles() -> None:
         "check": "",
         "plain": {"peak": 530, "with_others": 750, "flops": [101, 202, 3]},
         "checkpointed": {"peak": 530, "with_others": 750, "flops": [101, 202, 93]},
+    }
+
+
+def test_attention_s_share_is_that_of_the_longest_block() -> None:
+    def block(name: str, *flops: tuple[int | None, int | None]) -> Any:
+        index = [name, f"{name}.attention", f"{name}.attention.qkv", f"{name}.mlp"]
+        return made(layers=pd.DataFrame([*flops], index, columns=["forward_flops", "backward_flops"], dtype=float))
+
+    rows = [("64", "kind", 0.5), ("512", "kind", 0.8), ("512", "layer", 0.1)]
+    shares = pd.DataFrame(rows, columns=["name", "by", "share"]).assign(part="attention")
+    shares.loc[len(shares)] = ["512", "kind", 0.2, "linear"]
+    profiles = {
+        "512": block("512", (100, 180), (60, 130), (20, 50), (40, None)),
+        "64": block("64", (10, 20), (5, 5), (1, 1), (2, 2)),
+    }
+    answer = {"time": 0.8, "arithmetic": 0.7, "per_flop": 1.7}
+
+    assert measured("5.4", answer, comparison=made(ArchitectureComparison, profiles=profiles, shares=shares)) == {
+        "said": answer,
+        "longest": "512",
+        "shares": {"64": 0.5, "512": 0.8},
+        "arithmetic": 190 / 280,
+        "products": 120 / 280,
+        "forward": 60 / 280,
     }
 
 
