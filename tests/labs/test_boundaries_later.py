@@ -245,6 +245,19 @@ RIGHT: dict[str, Facts] = {
         "median_s": 0.3,
     },
     "10.1": {"speedup": 1.6, "transfers": 4.0, "overlap": 0.2},
+    "10.5": {
+        "cases": [
+            {
+                "parts": parts,
+                "forwards": 2 * parts,
+                "synced": [*[0] * (parts - 1), 1] * 2,
+                "stepped": [parts, 2 * parts],
+                "scale": 1.0,
+                "apart": 0.0,
+            }
+            for parts in (4, 3, 1)
+        ]
+    },
     "10.7": {
         "said": {"rank": 2.0, "waits_ms": 5.0},
         "waits": {"0": 4.0, "1": 6.0, "2": 0.2},
@@ -549,6 +562,15 @@ ROWS: Sequence[tuple[str, dict[str, Any], str]] = (
     ("10.1", {"overlap": -0.01}, "nothing becomes slower"),
     ("10.1", {"overlap": 0.99}, ""),
     ("10.1", {"overlap": 1.0}, "a share of the step"),
+    ("10.5", {"cases/0/apart": 1e-3}, ""),
+    ("10.5", {"cases/0/apart": 1.1e-3, "cases/0/scale": 1.0009}, "the first update is right, but the second is not"),
+    ("10.5", {"cases/0/apart": 1.1e-3, "cases/0/scale": 1.002}, "What is each loss divided by"),
+    ("10.5", {"cases/0/apart": 3.0, "cases/0/scale": 4.003}, "as many times too large as there are parts"),
+    ("10.5", {"cases/0/stepped": [4, 7]}, "steps before the last backward pass"),
+    ("10.5", {"cases/0/stepped": [2, 4, 6, 8]}, "the optimizer makes 2 steps"),
+    ("10.5", {"cases/1/synced": [0, 0, 1, 0, 1, 0]}, "For a step of 3 parts: gradients are sent after part 3"),
+    ("10.5", {"cases/1/synced": [0, 0, 1, 0, 0]}, "runs the backward pass 2.5 times"),
+    ("10.5", {"cases/2/synced": [1, 1, 1]}, "For a step of 1 part: it runs the backward pass more than once"),
     ("10.7", {"said/waits_ms": 5.05}, ""),
     ("10.7", {"said/waits_ms": 5.06}, "not the time that the other seven wait"),
     ("10.7", {"said/waits_ms": 0.2}, "how long the straggler itself waits"),

@@ -515,7 +515,7 @@ def test_gradients_of_parameters_are_compared_on_request() -> None:
 @pytest.mark.parametrize(
     ("means", "deviations", "says"),
     [
-        (0.9e-4, 0.9e-4, "means are right, their standard deviations right. Is every value"),
+        (1e-4, 1e-4, "means are right, their standard deviations right. Is every value"),
         (1.1e-4, 0.9e-4, "means are off by up to 0.00011, their standard deviations right."),
         (0.9e-4, 1.1e-4, "means are right, their standard deviations off by up to 0.011 %."),
         (1.1e-4, 1.1e-4, "means are off by up to 0.00011, their standard deviations off"),

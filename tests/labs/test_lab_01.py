@@ -131,6 +131,13 @@ def test_the_interval_of_the_median_is_the_width_to_compare_with() -> None:
     assert [series["different"] for series in facts.values()] == [200, 100]
 
 
+def test_an_interval_holds_its_ends() -> None:
+    for ends, held in (((10.0, 10.0), 1.0), ((9.0, 9.99), 0.0), ((10.01, 11.0), 0.0)):
+        facts = exercise_of("1.3").measure(lambda times, ends=ends: ends)["plain"]
+        assert (facts["held"], facts["different"], facts["reversed"]) == (held, 1, 0.0)
+    assert exercise_of("1.3").measure(lambda times: (11.0, 10.0))["plain"]["reversed"] == 1.0
+
+
 def test_slow_steps_alone_tell_the_mean_of_logarithms_from_the_median() -> None:
     """Its interval is no wider than it need be, but lies too high."""
     found = hint("1.3", of_logarithms)

@@ -100,6 +100,19 @@ def test_the_graphs_of_a_card_are_counted(graphs: int, monkeypatch: pytest.Monke
         assert case["said"] >= case["signed"] > case["mean"] > 0
 
 
+def test_every_check_has_the_same_weights_and_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling(1, monkeypatch)
+    answer = rewritten(f"self.head(x), {ABS}", more="assert not self.training")
+    facts = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        following = torch.rand(1, generator=torch.Generator().manual_seed(seed))
+        facts.append(exercise_of("11.3").measure(answer, checked=models()["Checked"]))
+        assert torch.rand(1) == following  # the reader's own random numbers go on as before
+
+    assert facts[0] == facts[1]
+
+
 @pytest.mark.parametrize(
     ("returns", "words"),
     [
@@ -199,7 +212,8 @@ def only(dynamic: bool | None, answer: Callable[[list[int]], float]) -> Callable
         (only(True, lambda lengths: 2), "dynamic=True: you count two per version"),
         (only(True, lambda lengths: versions(lengths, None)), "does not need to wait"),
         (only(True, lambda lengths: versions(lengths, False)), "dynamic=True: that is the number for dynamic=False"),
-        (only(True, lambda lengths: 0), "0 is not right"),
+        (only(True, lambda lengths: 0), "images and dynamic=True: 0 is not right"),
+        (only(None, lambda lengths: 0), "images and dynamic=None: 0 is not right"),
     ],
 )
 def test_how_often_torch_compiles(answer: Callable[..., Any], words: str) -> None:

@@ -253,5 +253,8 @@ def test_the_whole_is_in_the_journal(tmp_path: Path, with_whole: Journal) -> Non
     assert "not in the journal" in hint("12.7", REPORT, whole=WHOLE, journal=other, **more)
     assert "Pass the test of the whole" in hint("12.7", REPORT, whole=0.12, journal=with_whole, **more)
     assert "Solve 12.3 first" in hint("12.7", REPORT, whole=WHOLE, journal=with_whole, **more | {"waste": {}})
-    numbers = measure_report(REPORT, whole=WHOLE, journal=with_whole, **more)["numbers"]
-    assert numbers == [[64.0, 0.5], [8.3, 0.05]]
+    facts = measure_report(REPORT, whole=WHOLE, journal=with_whole, **more)
+    assert facts["numbers"] == [[64.0, 0.5], [8.3, 0.05]]
+    assert [(script["logged"], script["steps"]) for script in facts["scripts"]] == [
+        (13, 1)
+    ] * 2  # one step in the check above

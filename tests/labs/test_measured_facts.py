@@ -469,6 +469,10 @@ def test_profiles_are_described_as_the_journal_has_them() -> None:
     assert "has no layers" in hint("12.2", a_journal(("profile", "start", "the model takes most", none)))
 
 
+def test_medians_have_a_ratio_if_both_are_known() -> None:
+    assert [lab_12._ratio(*pair) for pair in ((1.0, 2.0), (None, 2.0), (1.0, None))] == [0.5, None, None]
+
+
 def test_bounds_need_a_profile_with_a_hypothesis() -> None:
     waste = {"brightness": 201, "new_reader": 2, "right": 2, "padded": 2}
     answer = {"brightness": 30.0, "new_reader": 20.0, "right": 15.0, "padded": 28.0}
