@@ -544,7 +544,7 @@ def measure_scaled(answer: Any) -> Facts:
 
 
 def _scaled_case(function: Callable[..., Any], loss: _Loss) -> Facts:
-    weights = [nn.Parameter(torch.tensor([1.0, -2.0])), nn.Parameter(torch.tensor([0.5]))]
+    weights = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))]
     optimizer = torch.optim.SGD(weights, LEARNING_RATE / loss.size)
     for weight in weights:
         weight.grad = torch.full_like(weight, 3.0 * loss.size)  # left over from an earlier step

@@ -255,6 +255,4 @@ def test_the_whole_is_in_the_journal(tmp_path: Path, with_whole: Journal) -> Non
     assert "Solve 12.3 first" in hint("12.7", REPORT, whole=WHOLE, journal=with_whole, **more | {"waste": {}})
     facts = measure_report(REPORT, whole=WHOLE, journal=with_whole, **more)
     assert facts["numbers"] == [[64.0, 0.5], [8.3, 0.05]]
-    assert [(script["logged"], script["steps"]) for script in facts["scripts"]] == [
-        (13, 1)
-    ] * 2  # one step in the check above
+    assert [(script["logged"], script["steps"]) for script in facts["scripts"]] == [(13, 1)] * 2
