@@ -525,7 +525,7 @@ CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 def _as_difference(said: Any) -> float | None:
     """Return a number that may be infinite or NaN, because an honest comparison with NaN may return these."""
-    if isinstance(said, (bool, str, bytes)) or said is None:
+    if isinstance(said, (str, bytes)):
         return as_number(said, "The result of your function")
     try:
         number = float(said)

@@ -69,8 +69,7 @@ def _profiles(journal: Journal) -> Iterator[tuple[Any, Profile]]:
 
 def _described(row: Any, profile: Profile) -> Facts:
     layers, findings = profile.layers, profile.findings
-    top = layers.loc[layers.index[:1]]
-    calls, total = (None if top.empty else float(top[name].iloc[0]) for name in ("calls", "total_ms"))
+    calls, total = (None if layers.empty else float(layers[name].iloc[0]) for name in ("calls", "total_ms"))
     bounds = findings.set_index("bottleneck")["bound_ms"].dropna()
     return {
         "words": _words(row.hypothesis),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from perfnb.labs import lab_09
 from tests.labs.judging import expect, hint
 from tests.labs.lab_09_answers import a_reader, as_tensors, cached, cell_with, first_place, largest, with_gradients
 
@@ -159,7 +160,16 @@ def differences(model: Any, other: Any, inputs: Any) -> Any:
         (lambda *given: differences(*given).abs().sum(), "Which two numbers does your function divide"),
         (lambda *given: float("nan"), "not a finite number"),
         (lambda *given: True, "must be a number, not True"),
+        (lambda *given: "nan", "must be a number, not 'nan'"),
+        (lambda *given: None, "no value yet"),
     ],
 )
 def test_the_same_answers(answer: Callable[..., Any], words: str) -> None:
     expect("9.9", words, answer)
+
+
+def test_only_the_largest_output_is_broken() -> None:
+    for size, broken in ((5.0, 0), (5.1, 1), (-5.1, 1)):
+        values = torch.full((3, 4), size)
+        assert int(lab_09._broken(values).isnan().sum()) == broken
+        assert not values.isnan().any()
