@@ -100,7 +100,7 @@ def _written(script: type, kind: type) -> dict[str, list[str]]:
         return {name for kind in kinds for name, value in vars(kind).items() if callable(value)}
 
     theirs = methods(script.__mro__[:-1])
-    own = {name for name in methods(set(kind.__mro__[:-1]) - set(script.__mro__)) if not name.startswith("__")}
+    own = {name for name in methods(set(kind.__mro__) - set(script.__mro__)) if not name.startswith("__")}
     return {"anew": sorted(own & theirs), "others": sorted(own - theirs), "script": sorted(theirs - {"__init__"})}
 
 
@@ -437,7 +437,7 @@ def judge_compiled(facts: Facts) -> None:
             continue
         hint_if(said is None, f"{where} each step saves something, so it pays off eventually.")
         first_ms = 1e3 * first_s
-        steps = Number(said, first_ms / (before_ms * (1 - ratio)), 0.02, where, absolute=1.0)
+        steps = Number(said, first_ms / (before_ms * (1 - ratio)), 0.02, where)
         fit = "that is how many steps fit into the first one. How much does each later step *save*?"
         steps.slip((first_ms / before_ms, first_ms / (before_ms * ratio)), fit)
         if said < 0:

@@ -17,7 +17,7 @@ from perfnb.labs import lab_04
 from perfnb.labs.lab_04 import saved_bytes, trained_bytes
 from perfnb.labs.ledger import exercise_of
 from perfnb.recording.schema import CATEGORIES
-from tests.labs.judging import hint
+from tests.labs.judging import hint, said_of
 from tests.labs.lab_04_answers import stepping
 
 MIB = 2**20
@@ -93,6 +93,7 @@ def weights_alone(model: nn.Module) -> dict[str, int]:
         (by_rule, "frozen"),
         (lambda model: by_rule(model, 1, 1, 2), "plain"),
         (lambda model: by_rule(model, 4 / MIB, 4 / MIB, 8 / MIB), "not KiB"),
+        (lambda model: by_rule(model, 4 / 2**10, 4 / 2**10, 8 / 2**10), "not KiB"),
         (lambda model: counted(model) | {"gradients": 0}, "gradients differ from what a step leaves"),
         (weights_alone, "weights and biases"),
         (without_buffers, "buffers"),
@@ -104,6 +105,22 @@ def test_what_it_does_not_need(answer: Callable[..., Any], says: str) -> None:
     assert says in hint("4.2", answer)
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters", "trained", "counters"),
+    [
+        ("plain", 4 * 1375, 4 * 1375, 24),
+        ("with a frozen first layer", 4 * 1375, 4 * 775, 16),
+        ("with batch normalisation", 4 * (1375 + 48 + 48) + 8, 4 * (1375 + 48), 32),
+        ("in bfloat16", 2 * 1375, 2 * 1375, 24),
+        ("with a weight that two layers share", 4 * 799, 4 * 799, 20),
+    ],
+)
+def test_what_each_model_keeps(name: str, parameters: int, trained: int, counters: int) -> None:
+    """Of two layers of 24 x 24 weights and 24 biases, and one of 7 x 24 and 7."""
+    wanted = {"parameters": parameters, "gradients": trained, "optimizer_state": 2 * trained}
+    assert trained_bytes(name) == (wanted, counters)
+
+
 def test_a_rule_that_holds_in_float32_alone() -> None:
     def of_float32(model: nn.Module) -> dict[str, float]:
         learned = sum(4 * each.numel() for each in model.parameters() if each.requires_grad)
@@ -111,7 +128,6 @@ def test_a_rule_that_holds_in_float32_alone() -> None:
         return {"parameters": there, "gradients": learned, "optimizer_state": 2 * learned}
 
     assert "element_size" in hint("4.2", of_float32)
-    assert trained_bytes("in bfloat16")[0]["parameters"] * 2 == trained_bytes("plain")[0]["parameters"]
 
 
 def hidden(batch: int, widths: tuple[int, ...]) -> int:
@@ -156,6 +172,14 @@ def test_what_it_does_not(answer: Any, says: str) -> None:
     assert says in hint("4.3", answer)
 
 
+def test_what_gelu_keeps_twice_is_recognised() -> None:
+    """By made-up bytes, so that no other mistake comes to the same."""
+    sizes = [3, [7, 11, 5], "gelu"]
+    for more, says in ((8 * 3 * 7, "the batch itself is included"), (8 * 3 * 5, "the last layer's output")):
+        case = {"sizes": sizes, "wanted": 100_003, "said": 100_003 + more}
+        assert says in said_of("4.3", {"cases": [case] * len(lab_04.NETWORKS)})
+
+
 def narrow_step(batch: int) -> Callable[[], torch.Tensor]:
     return stepping(layered(), batch, 16)
 
@@ -187,6 +211,8 @@ def test_the_peak_leaves_out_everything_else(monkeypatch: pytest.MonkeyPatch) ->
         (1400, 0, {"1400": 1400 * 2**13, "1442": 1442 * 2**13}),  # 1.03 times as many rows fit as well
         (2048, 0, {"2048": 16 * MIB, "2110": 2110 * 2**13}),  # exactly the limit
         (2049, 0, {"2049": 2049 * 2**13, "2048": 16 * MIB}),  # a row too many
+        (2, 17 * MIB, {"2": 17 * MIB + 2**14, "1": 17 * MIB + 2**13}),
+        (10_000, 0, {"10000": 10_000 * 2**13, "9999": 9999 * 2**13}),
         (1, 17 * MIB, {"1": 17 * MIB + 2**13}),  # there is no batch with a row less
     ],
 )
@@ -199,7 +225,8 @@ def test_which_batches_are_run(monkeypatch: pytest.MonkeyPatch, batch: int, fixe
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"), [(1488.0, "give an int: 1488.0 is a float"), (0, "from 1 to"), (1_400_000, "10,000")]
+    ("answer", "says"),
+    [(1488.0, "give an int: 1488.0 is a float"), (0, "from 1 to"), (10_001, "10,000"), (1.5, "whole")],
 )
 def test_what_is_no_batch(answer: Any, says: str) -> None:
     assert says in hint("4.4", answer, make_step=narrow_step)

@@ -261,7 +261,10 @@ def test_a_monitor_by_its_memory(monitor: Callable[..., Any], says: str) -> None
         (lambda layer: SimpleNamespace(), "no longer has a list"),
     ],
 )
-def test_a_monitor_that_does_not_do_its_work(monitor: Callable[..., Any], says: str) -> None:
+def test_a_monitor_that_does_not_do_its_work(
+    monkeypatch: pytest.MonkeyPatch, monitor: Callable[..., Any], says: str
+) -> None:
+    monkeypatch.setattr(lab_04, "find_leaks", lambda *_, **__: pytest.fail("watched"))
     assert says in hint("4.8", monitor, leaky=Leaky)
 
 
@@ -283,8 +286,10 @@ def test_what_a_right_monitor_is_watched_for(
 
     monkeypatch.setattr(lab_04, "find_leaks", watched)
 
+    torch.manual_seed(1)
     facts = exercise_of("4.8").measure(Leaky, leaky=Leaky)
 
+    assert torch.rand(1) == torch.rand(1, generator=torch.Generator().manual_seed(1))
     assert facts["said"] == facts["wanted"]
     assert len(facts["said"]) == 12
     assert facts["training"]

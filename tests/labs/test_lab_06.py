@@ -94,6 +94,11 @@ def remembering() -> Callable[..., Any]:
 
 
 @pytest.mark.usefixtures("_clock")
+def test_a_sleep_is_timed() -> None:
+    assert lab_06.slept(30.0) == pytest.approx(30.001, abs=1e-4)  # a look at the clock takes 1 µs
+
+
+@pytest.mark.usefixtures("_clock")
 @pytest.mark.parametrize("answer", [three_times, holding_on, to_the_last_batch])
 def test_three_stopwatches(answer: Any) -> None:
     assert hint("6.1", answer) == ""

@@ -151,6 +151,17 @@ class InTheFile(FromFile):
         return torch.from_numpy(np.load(self.path, mmap_mode="r+")[place])
 
 
+class Remembered(FromFile):
+    """Gives the same tensor again."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.known: dict[int, torch.Tensor] = {}
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        return self.known.setdefault(place, super().__getitem__(place))
+
+
 class Halves(FromFile):
     def __getitem__(self, place: int) -> torch.Tensor:
         return super().__getitem__(place).half()
@@ -189,6 +200,7 @@ def test_out_of_a_file() -> None:
         (HeldMap, "is pickled with all"),
         (InTheMap, "read-only"),
         (InTheFile, "memory of its own"),
+        (Remembered, "memory of its own"),
         (Halves, "float32 tensor"),
         (Locked, "pickle"),
         (Unlengthy, "no length yet"),
@@ -197,6 +209,13 @@ def test_out_of_a_file() -> None:
 )
 def test_what_takes_too_much_or_gives_something_else(answer: Any, says: str) -> None:
     assert says in hint("6.7", answer)
+
+
+@pytest.mark.usefixtures("_a_small_file")
+def test_a_read_only_map_is_noticed_each_time() -> None:
+    """Although torch usually warns of it only once."""
+    for _ in range(2):
+        assert "read-only" in hint("6.7", InTheMap)
 
 
 def a_test(**facts: Any) -> Any:

@@ -94,6 +94,16 @@ def test_a_compiled_training_is_accepted_when_it_has_a_report() -> None:
     )
 
 
+def test_a_model_is_compiled_in_place_or_wrapped() -> None:
+    in_place, wrapped = Script(), Script()
+    in_place.net._compiled_call_impl = in_place.net._call_impl  # as after net.compile()
+    vars(wrapped.net)["_orig_mod"] = wrapped.net  # as torch.compile(net) has it
+    plain = Script()
+
+    found = [lab_07._factors(each, GIVEN["batches"][0])["compiled"] for each in (plain, in_place, wrapped)]
+    assert found == [False, True, True]
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
@@ -129,7 +139,9 @@ def test_a_model_that_is_not_returned_is_no_missing_compiler(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("can", "says"), [(True, "torch.compile works here"), (False, "")])
-def test_no_compiler_is_believed_after_a_trial(monkeypatch: pytest.MonkeyPatch, can: bool, says: str) -> None:
+def test_no_compiler_is_believed_after_a_trial(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], can: bool, says: str
+) -> None:
     def compiling(function: Any, **_: Any) -> Any:
         if not can:
             raise RuntimeError("no C++ compiler")
@@ -138,6 +150,7 @@ def test_no_compiler_is_believed_after_a_trial(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(torch, "compile", compiling)
     found = hint("7.6", pays_after, **COMPILED | {"first": {"seconds": None}})
 
+    assert "this may take a while" in capsys.readouterr().out
     assert says in found
     assert bool(says) == bool(found)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 import perfnb
 from perfnb import Profile
+from perfnb.labs import lab_08
 from perfnb.labs.exercise import Facts
 from perfnb.labs.lab_08 import LATE
 from perfnb.labs.ledger import exercise_of
@@ -144,6 +147,28 @@ def test_what_is_measured_in_small_traces(small: tuple[Profile, Profile, Ranks],
         "gpu_ms": {"aten::mm": [0.04, 0.04], "aten::relu": [0.02, 0.12]},
         "busy_ms": pytest.approx([0.06, 0.16]),
         "wall_ms": [1.0, 1.0],
+    }
+
+
+def test_copies_are_read_from_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        ("Memcpy HtoD (Pageable -> Device)", 4.0, 8000),
+        ("Memcpy HtoD (Pinned -> Device)", 2.0, 8000),
+        ("Memcpy DtoH (Device -> Pageable)", 3.0, 500),
+        ("Memcpy HtoD (Pinned -> Device)", 1.0, 16),
+        ("ProfilerStep#1", 2500.0, 0),
+        ("gemm", 7.0, 0),
+    ]
+    events = [{"name": name, "dur": us, "args": {"bytes": size}} for name, us, size in rows]
+    (tmp_path / "copies").write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    monkeypatch.setattr(lab_08, "trace_file", lambda name: tmp_path / name)
+
+    said = {"pageable": 2.0, "pinned": 4.0, "saves_ms": 1.0}
+    assert exercise_of("8.10").measure(said) == {
+        "said": said,
+        "copied": {"Pageable": [[8000.0, 4.0]], "Pinned": [[8000.0, 2.0], [16.0, 1.0]]},
+        "back": [[500.0, 3.0]],
+        "steps_ms": [2.5],
     }
 
 

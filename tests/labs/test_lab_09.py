@@ -119,7 +119,7 @@ def test_monday_is_what_the_lab_tells() -> None:
         (too_early, "as soon as the last card has been answered"),
         (by_own_clock, "service.now() reads its clock"),
         (since_own_start, "service.now() reads its clock"),
-        (lambda service, due: [0.1 for _ in due], "once for each card"),
+        (lambda service, due: [float(place) for place in range(len(due))], "once for each card"),
         (lambda service, due: (load_test(service, due), service.serve()), "have been served"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from perfnb.labs import lab_09
+from perfnb.labs.ledger import exercise_of
 from tests.labs.judging import expect, hint
 from tests.labs.lab_09_answers import a_reader, as_tensors, cached, cell_with, first_place, largest, with_gradients
 
@@ -166,6 +167,20 @@ def differences(model: Any, other: Any, inputs: Any) -> Any:
 )
 def test_the_same_answers(answer: Callable[..., Any], words: str) -> None:
     expect("9.9", words, answer)
+
+
+def test_what_the_mistakes_lead_to() -> None:
+    cases = exercise_of("9.9").measure(largest)["cases"]
+    names = ("wanted", "first", "absolute", "mean", "by_number", "by_signed")
+
+    # Outputs go up to 2, 6 and 1; those above 0.5 become smaller by 0.03, and one input's by 0.06.
+    assert cases["equal"] == dict.fromkeys(cases["equal"], 0.0)
+    assert [cases["smaller"][name] for name in names] == pytest.approx(
+        [0.03 / 6, 0.03 / 2, 0.03, 11 / 36 * 0.03 / 6, 0.0485294, 0.03 / 4.8], rel=1e-5
+    )
+    assert [cases["one input"][name] for name in names] == pytest.approx(
+        [0.06 / 6, 0.0, 0.06, 0.06 / 6 / 3, 0.55, 0.06 / 4.8], rel=1e-5
+    )
 
 
 def test_only_the_largest_output_is_broken() -> None:

@@ -13,8 +13,9 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from perfnb.labs.lab_10 import FILLED
+from perfnb.labs.ledger import exercise_of
 from perfnb.labs.made_job import CountedModel
-from tests.labs.judging import expect
+from tests.labs.judging import expect, expect_of
 from tests.labs.lab_10_answers import (
     a_reader,
     a_step,
@@ -126,6 +127,20 @@ def test_around_the_ring(answer: Callable[..., Any], words: str) -> None:
 )  # fmt: skip
 def test_buckets(answer: Callable[..., Any], words: str) -> None:
     expect("10.4", words, answer)
+
+
+def test_buckets_that_are_exactly_full_leave_nothing_over() -> None:
+    case = {"sizes": [2, 3], "full": 5, "said": [5.0, 0.0]}
+    expect_of("10.4", "you send an empty bucket of 0 bytes", {"cases": [case] * len(FILLED)})
+
+
+def test_every_check_has_the_same_model_and_parts() -> None:
+    facts = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        facts.append(exercise_of("10.5").measure(a_step()))
+        assert torch.rand(1) == torch.rand(1, generator=torch.Generator().manual_seed(seed))
+    assert facts[0] == facts[1]
 
 
 def test_the_reader_of_the_check_is_the_one_of_the_lab() -> None:

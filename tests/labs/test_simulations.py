@@ -377,6 +377,9 @@ def test_the_highest_rate_within_a_bound() -> None:
     assert lab_09._most(sizes, 21.9, 2) == 100.0
     assert lab_09._most(sizes, 19.9, 2) == 0.0
     assert lab_09._most(sizes, 25.0, 1) == pytest.approx(2000 / 11)
+    case = {"sizes": [[size, ms] for size, ms in sizes.items()], "bound": 22.0}
+    assert (lab_09._best_size(case), lab_09._largest(case)) == (2, pytest.approx(2000 / 11))
+    assert (lab_09._best_size(case | {"bound": 19.9}), lab_09._largest(case | {"bound": 19.9})) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(
