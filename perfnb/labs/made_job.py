@@ -182,8 +182,7 @@ def _step(machines: Sequence[MadeMachine], number: int) -> None:
 
 def _together(machines: Sequence[MadeMachine], ready: Sequence[float], us: float) -> float:
     """Run an all-reduce that each rank enters when it is ready, and return its end, which is the same for all ranks."""
-    begins = [max(at, machine.now + 10) for at, machine in zip(ready, machines, strict=True)]
-    return exchange(machines, begins, us, "allreduce", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", RANKS)
+    return exchange(machines, ready, us, "allreduce", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", RANKS)
 
 
 def write_job(folder: str | Path) -> list[Path]:

@@ -380,7 +380,7 @@ def _together(ranks: tuple[MadeMachine, ...], done: list[float], kind: str, kern
     begins = []
     for machine, earlier in zip(ranks, done, strict=True):
         machine.works(40)
-        begins.append(max(earlier, machine.now + 10, machine.free_at(TALKS)))
+        begins.append(max(earlier, machine.free_at(TALKS)))
     return exchange(ranks, begins, EXCHANGE_US, kind, kernel, WORLD)
 
 

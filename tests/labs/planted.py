@@ -10,23 +10,23 @@ import pytest
 from perfnb.labs import workloads
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, a_ms: float, b_ms: float) -> list[int]:
+def plant(monkeypatch: pytest.MonkeyPatch, a_ms: float, b_ms: float) -> list[Sequence[Any]]:
     """Let a check find that of the two functions it runs in turns, each takes so many milliseconds.
 
-    Returns a list that gets the number of rounds of each comparison.
+    Returns a list that gets the inputs of each comparison's rounds, without the warm-up.
     """
-    rounds: list[int] = []
+    given: list[Sequence[Any]] = []
 
     def interleaved(
         a: Callable[..., Any], b: Callable[..., Any], inputs: Sequence[Sequence[Any]]
     ) -> tuple[list[float], list[float]]:
         a(*inputs[0])
         b(*inputs[0])
-        rounds.append(len(inputs) - 1)
-        return [a_ms] * rounds[-1], [b_ms] * rounds[-1]
+        given.append(inputs[1:])
+        return [a_ms] * len(given[-1]), [b_ms] * len(given[-1])
 
     monkeypatch.setattr(workloads, "interleaved", interleaved)
-    return rounds
+    return given
 
 
 class Clock:

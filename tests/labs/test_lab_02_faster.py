@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from perfnb.labs.lab_02 import ROUNDS
-from tests.labs.judging import an_ab_test, expect, hint
+from perfnb.labs.lab_02 import ROUNDS, SHAPES
+from perfnb.labs.ledger import exercise_of
+from tests.labs.judging import an_ab_test, expect, hint, said_of
 from tests.labs.lab_02_answers import Rescale
 from tests.labs.planted import plant
 
@@ -48,10 +49,12 @@ def _a_fifth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_layer_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds = plant(monkeypatch, 10.0, 2.0)
+    given = plant(monkeypatch, 10.0, 2.0)
+    facts = exercise_of("2.7").measure(at_once, slow=Rescale())
 
-    assert hint("2.7", at_once, slow=Rescale()) == ""
-    assert rounds == [ROUNDS]
+    assert said_of("2.7", facts) == ""
+    assert [case["shape"] for case in facts["cases"]] == [*map(list, SHAPES), list(SHAPES[-1])]
+    assert [[x.shape for x, _ in rounds] for rounds in given] == [[SHAPES[-1]] * ROUNDS]
 
 
 class WithParameter(nn.Module):

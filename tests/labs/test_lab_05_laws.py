@@ -231,6 +231,16 @@ def test_a_law_that_knows_more(answer: Any, words: str) -> None:
     expect("5.7", words, answer)
 
 
+def test_a_law_gets_exact_times_and_then_noisy_ones_in_another_order() -> None:
+    seen: list[tuple[Any, Any]] = []
+    exercise_of("5.7").measure(lambda lengths, times, _: seen.append((lengths, times)) or 1.0)
+
+    for place, order, noise in ((3, 1, [1.0] * 6), (4, -1, [1.03, 0.97, 1.02, 0.98, 1.03, 0.97])):
+        lengths = np.array([32.0, 64.0, 128.0, 192.0, 256.0, 512.0])[::order]
+        assert seen[place][0].tolist() == lengths.tolist()
+        assert seen[place][1] == pytest.approx((0.9 + 0.012 * lengths + 2e-5 * lengths**2) * noise)
+
+
 @pytest.mark.parametrize(
     ("number", "answer", "evidence"),
     [

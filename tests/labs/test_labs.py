@@ -13,7 +13,7 @@ import pytest
 from perfnb import labs
 from perfnb.errors import LabError
 from perfnb.labs import ledger, results_file
-from perfnb.labs.exercise import Hint
+from perfnb.labs.exercise import Exercise, Hint
 from perfnb.labs.judging import usual_slip
 from perfnb.labs.ledger import Ledger, exercise_of, exercises_of, known_labs
 from perfnb.labs.workloads import interleaved
@@ -106,6 +106,8 @@ def test_progress_counts_what_was_right() -> None:
     labs.check("1.2", typical)
     assert (labs.progress(1).right, labs.progress(1).complete) == (1, False)
     assert "right      1.2  The typical step" in repr(labs.progress())
+    assert repr(labs.progress()).startswith("Lab 1: 1 of 6 right\n  not tried  1.1")
+    assert repr(labs.progress(3)).startswith("Lab 3: 0 of 8 right\n  not tried  3.1")
 
 
 def test_a_wrong_answer_takes_nothing_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,9 +263,11 @@ def test_an_older_file_is_refused_for_its_version(exported: Path) -> None:
 
 def test_files_that_cannot_be_had(tmp_path: Path) -> None:
     labs.check("1.2", typical)
-    with pytest.raises(LabError, match="could not be written"):
+    with pytest.raises(LabError, match=r"could not be written to .*x\.json: No such file or directory\."):
         labs.export(tmp_path / "nowhere" / "x.json")
-    with pytest.raises(LabError, match="cannot be read"):
+    with pytest.raises(LabError, match=r"could not be written to .*: .*null"):
+        labs.export(tmp_path / "x\0.json")
+    with pytest.raises(LabError, match=r"nowhere\.json cannot be read: No such file or directory\."):
         labs.verify(tmp_path / "nowhere.json")
 
 
@@ -349,6 +353,7 @@ def test_a_file_adds_what_is_right_in_it_and_takes_nothing_away() -> None:
     assert found == {"1.1": None, "1.2": True, "1.3": True, "1.4": False, "1.5": None, "1.6": None}
     assert [result.number for result in book.results()] == ["1.2", "1.3"]
     assert book.progress(1).right == 1
+    assert book.progress(1, {"1.3": False}).rows == book.progress(1).rows  # its own hint is kept
     assert not book.progress(1, {"1.3": True}).complete
     assert book.progress(1, {f"1.{place}": True for place in range(1, 7)}).complete
     assert len(book.progress(None, {}).rows) == sum(len(exercises_of(lab)) for lab in known_labs())
@@ -361,6 +366,8 @@ def test_labs_are_listed_in_the_order_of_their_numbers() -> None:
     lines = repr(book.progress()).splitlines()
 
     assert lines[0] == f"0 of {len(exercises_of('10')) + len(exercises_of('2'))} right in 2 labs"
+    untried = ledger.LabProgress(tuple((exercise, None) for lab in "12" for exercise in exercises_of(lab)))
+    assert repr(untried).splitlines()[1:] == ["Lab 1: not started, 6 exercises", "Lab 2: not started, 8 exercises"]
     assert [line for line in lines if line.startswith("Lab")] == ["Lab 2: 0 of 8 right", "Lab 10: 0 of 8 right"]
     assert list(known_labs()) == [str(lab) for lab in range(1, 13)]
 
@@ -390,6 +397,14 @@ def test_answers_with_something_in_them_are_judged() -> None:
     assert ledger.judged(exercise_of("2.2"), 1.7, {"other": 3})[1] == (
         "Call the check as in its cell: labs.check('2.2', your answer, profile=...)."
     )
+    for measure, given, places in (
+        (lambda answer: 1 / 0, {}, "answer."),
+        (lambda answer, profile: 1 / 0, {"profile": 3}, "answer and in profile."),
+    ):
+        assert ledger.judged(Exercise("1.2", "", measure, print), 1.7, given)[1] == (
+            "The check cannot read its arguments (ZeroDivisionError: division by zero). Look for a value of the wrong "
+            f"type in your {places}"
+        )
 
 
 def test_a_file_may_be_as_large_as_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

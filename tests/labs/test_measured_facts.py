@@ -84,11 +84,17 @@ def test_self_times_of_a_profile_and_of_a_second_tree() -> None:
 
 
 def test_the_two_trees_have_their_own_times() -> None:
-    first, second = measured("2.3", children_off, profile=made(layers=LAYERS))["cases"]
+    frames: list[pd.DataFrame] = []
+    given = made(layers=LAYERS)
+    first, second = measured("2.3", lambda rows: frames.append(rows) or children_off(rows), profile=given)["cases"]
 
     assert first["net"] == {"self": 4.0, "total": 30.0, "said": 4.0}
     assert second["net.body2"] == {"self": 0.0, "total": 30.0, "said": 0.0}
     assert all(row["said"] == row["self"] for row in second.values())
+    assert (frames[1]["forward_ms"] + frames[1]["backward_ms"]).tolist() == pytest.approx(
+        frames[1]["total_ms"].tolist()
+    )
+    assert "self_ms" not in frames[0].columns
 
 
 def test_counts_of_two_layers() -> None:
