@@ -69,14 +69,13 @@ class CachingAllocator:
             raise LabError("This block has already been freed.")
         block.free = True
         for number, segment in enumerate(self._segments):
-            if any(each is block for each in segment):
-                merged: list[_Block] = []
-                for each in segment:
-                    if merged and merged[-1].free and each.free:
-                        merged[-1] = _Block(merged[-1].mib + each.mib)
-                    else:
-                        merged.append(each)
-                self._segments[number] = merged
+            merged: list[_Block] = []
+            for each in segment:
+                if merged and merged[-1].free and each.free:
+                    merged[-1] = _Block(merged[-1].mib + each.mib)
+                else:
+                    merged.append(each)
+            self._segments[number] = merged
         self._moved(-block.mib)
 
     def _moved(self, mib: int) -> None:

@@ -71,6 +71,11 @@ def levers(*bounds: float) -> dict[str, float]:
     return dict(zip(("faster kernels", "fewer launches", "no allocation", "hidden communication"), bounds, strict=True))
 
 
+def stepped(parts: int) -> Facts:
+    synced, steps = [*[0] * (parts - 1), 1] * 2, [parts, 2 * parts]
+    return {"parts": parts, "forwards": 2 * parts, "synced": synced, "stepped": steps, "scale": 1.0, "apart": 0.0}
+
+
 def numbers(*cases: tuple[Any, float]) -> list[Facts]:
     return [{"sizes": sizes, "said": wanted, "wanted": wanted} for sizes, wanted in cases]
 
@@ -245,19 +250,7 @@ RIGHT: dict[str, Facts] = {
         "median_s": 0.3,
     },
     "10.1": {"speedup": 1.6, "transfers": 4.0, "overlap": 0.2},
-    "10.5": {
-        "cases": [
-            {
-                "parts": parts,
-                "forwards": 2 * parts,
-                "synced": [*[0] * (parts - 1), 1] * 2,
-                "stepped": [parts, 2 * parts],
-                "scale": 1.0,
-                "apart": 0.0,
-            }
-            for parts in (4, 3, 1)
-        ]
-    },
+    "10.5": {"cases": [stepped(parts) for parts in (4, 3, 1)]},
     "10.7": {
         "said": {"rank": 2.0, "waits_ms": 5.0},
         "waits": {"0": 4.0, "1": 6.0, "2": 0.2},

@@ -151,15 +151,10 @@ def test_what_is_measured_in_small_traces(small: tuple[Profile, Profile, Ranks],
 
 
 def test_copies_are_read_from_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [
-        ("Memcpy HtoD (Pageable -> Device)", 4.0, 8000),
-        ("Memcpy HtoD (Pinned -> Device)", 2.0, 8000),
-        ("Memcpy DtoH (Device -> Pageable)", 3.0, 500),
-        ("Memcpy HtoD (Pinned -> Device)", 1.0, 16),
-        ("ProfilerStep#1", 2500.0, 0),
-        ("gemm", 7.0, 0),
-    ]
-    events = [{"name": name, "dur": us, "args": {"bytes": size}} for name, us, size in rows]
+    names = [f"Memcpy HtoD ({kind} -> Device)" for kind in ("Pageable", "Pinned")]
+    names += [names[1], "Memcpy DtoH (Device -> Pageable)", "ProfilerStep#1", "gemm"]
+    measured = zip(names, (4.0, 2.0, 1.0, 3.0, 2500.0, 7.0), (8000, 8000, 16, 500, 0, 0), strict=True)
+    events = [{"name": name, "dur": us, "args": {"bytes": size}} for name, us, size in measured]
     (tmp_path / "copies").write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
     monkeypatch.setattr(lab_08, "trace_file", lambda name: tmp_path / name)
 

@@ -397,14 +397,10 @@ def test_answers_with_something_in_them_are_judged() -> None:
     assert ledger.judged(exercise_of("2.2"), 1.7, {"other": 3})[1] == (
         "Call the check as in its cell: labs.check('2.2', your answer, profile=...)."
     )
-    for measure, given, places in (
-        (lambda answer: 1 / 0, {}, "answer."),
-        (lambda answer, profile: 1 / 0, {"profile": 3}, "answer and in profile."),
-    ):
-        assert ledger.judged(Exercise("1.2", "", measure, print), 1.7, given)[1] == (
-            "The check cannot read its arguments (ZeroDivisionError: division by zero). Look for a value of the wrong "
-            f"type in your {places}"
-        )
+    broken = [(lambda answer: 1 / 0, {}), (lambda answer, profile: 1 / 0, {"profile": 3})]
+    hints = [ledger.judged(Exercise("1.2", "", measure, print), 1.7, given)[1] for measure, given in broken]
+    assert [hint.partition("wrong type in your ")[2] for hint in hints] == ["answer.", "answer and in profile."]
+    assert all("The check cannot read its arguments (ZeroDivisionError: division by zero)." in hint for hint in hints)
 
 
 def test_a_file_may_be_as_large_as_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
