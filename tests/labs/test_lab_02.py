@@ -46,19 +46,6 @@ def profiled(*frozen: str) -> Profile:
 SHARES = {"forward": 0.3, "backward": 0.5, "optimizer": 0.1, "rest": 0.1}
 
 
-def test_a_prediction_may_be_wrong_but_not_misformed() -> None:
-    assert hint("2.1", SHARES) == ""
-    assert hint("2.1", {"forward": 1, "backward": 0, "optimizer": 0, "rest": 0}) == ""
-
-
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [({"forward": 0.5, "backward": 0.5}, "missing optimizer, rest"), ([0.3, 0.5, 0.1, 0.1], "dictionary")],
-)
-def test_a_prediction_misformed(answer: Any, says: str) -> None:
-    assert says in hint("2.1", answer)
-
-
 def test_a_profile_is_needed() -> None:
     assert "Pass a profile" in hint("2.5", 3.0, profile="p")
     assert "no profile yet" in hint("2.2", 1.7, profile=None)

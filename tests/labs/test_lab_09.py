@@ -25,19 +25,6 @@ from tests.labs.lab_09_answers import (
     unpaced,
 )
 
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({}, ""),
-        ({"half": 0, "nine_tenths": np.int64(9), "cached": torch.tensor(16.0)}, ""),
-        ({"cached": "fast"}, "must be a number"),
-    ],
-)
-def test_a_prediction(change: dict[str, Any], words: str) -> None:
-    expect("9.1", words, {"half": 0.5, "nine_tenths": 4.5, "cached": 5.0} | change)
-
-
 LOG = monday()
 PER_S = len(LOG) / 600
 SERVICE, LATENCY = float(LOG["service_s"].mean()), float((LOG["answered_s"] - LOG["arrived_s"]).mean())

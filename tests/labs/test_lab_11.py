@@ -25,18 +25,6 @@ def _forgets_compiled_code() -> Iterator[None]:
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({}, ""),
-        ({"gain": 1, "compilations": np.int64(2), "memory": torch.tensor(256.0)}, ""),
-        ({"memory": "more"}, "must be a number"),
-    ],
-)
-def test_a_prediction(change: dict[str, Any], words: str) -> None:
-    expect("11.1", words, {"gain": 2.0, "compilations": 12, "memory": 16.0} | change)
-
-
 def at_most(ms: dict[str, float], kept: list[str]) -> float:
     return sum(ms.values()) / sum(ms[name] for name in kept)
 

@@ -19,18 +19,6 @@ from tests.labs.judging import expect, expect_of, hint
 from tests.labs.lab_12_answers import HYPOTHESES, Cured, Nightly, Once, OnePass, Single, a_journal, a_profile, a_test
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({}, ""),
-        ({"model": np.float32(0.5), "waste": torch.tensor(3), "faster": np.int64(2)}, ""),
-        ({"faster": "twice"}, "must be a number"),
-    ],
-)
-def test_a_prediction(change: dict[str, Any], words: str) -> None:
-    expect("12.1", words, {"model": 0.7, "waste": 2.0, "faster": 4.0} | change)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("make", "hypothesis", "words"), [(Nightly, "the model takes most of it", "")])
 def test_a_recorded_profile(tmp_path: Path, make: Any, hypothesis: str, words: str) -> None:
