@@ -458,7 +458,6 @@ ROWS: Sequence[tuple[str, dict[str, Any], str]] = (
     ("4.1", {"most": 1_500_000.0}, "not alive at the same instant"),
     ("4.1", {"sum_of_most": 1_000_000.0}, "is the peak of the total"),
     ("4.1", {"most": 200_000.0}, "starts or ends"),
-    ("4.1", {"most": 100_000.0}, "starts or ends"),
     ("4.1", {"most": 9_000_000.0}, "covers the whole process"),
     ("4.1", {"most": 9_000_000.0, "process": None}, "most does not match"),
     ("4.1", {"most": 0.96}, "right except for the unit"),
