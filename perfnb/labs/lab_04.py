@@ -81,7 +81,7 @@ def measured_peak(step: Callable[[], Any]) -> int:
 
 def monitored(monitor_of: Callable[..., Any], inputs: Iterable[Any]) -> tuple[list[float], Any, Callable[[Any], None]]:
     """Run some steps with a monitor, and return the values that it recorded, the final weights and the step."""
-    with torch.random.fork_rng(devices=[]):  # the reader's own random numbers go on as before
+    with torch.random.fork_rng(devices=[]):  # does not change the reader's own random numbers
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

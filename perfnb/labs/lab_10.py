@@ -295,7 +295,7 @@ def measure_step(answer: Any) -> Facts:
 def _followed(function: Callable[..., Any], parts: int, cards: int) -> Facts:
     """Run two steps, and return what they sent and how their results differ from those of one batch with all parts."""
     generator = torch.Generator().manual_seed(10)
-    with torch.random.fork_rng(devices=[]):  # the reader's own random numbers go on as before
+    with torch.random.fork_rng(devices=[]):  # does not change the reader's own random numbers
         torch.manual_seed(0)
         start = nn.Linear(64, 10)
     model, alike = CountedModel(copy.deepcopy(start)), copy.deepcopy(start)
