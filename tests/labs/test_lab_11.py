@@ -96,7 +96,7 @@ def test_every_check_has_the_same_weights_and_cards(monkeypatch: pytest.MonkeyPa
         torch.manual_seed(seed)
         following = torch.rand(1, generator=torch.Generator().manual_seed(seed))
         facts.append(exercise_of("11.3").measure(answer, checked=models()["Checked"]))
-        assert torch.rand(1) == following  # does not change the reader's own random numbers
+        assert torch.rand(1) == following  # the check has not changed the reader's random numbers
 
     assert facts[0] == facts[1]
 
