@@ -275,7 +275,7 @@ def test_the_right_facts_are_accepted(number: str) -> None:
 
 #: Exercise, what is changed of its right facts, and what the judge says of that; empty where it accepts.
 ROWS: Sequence[tuple[str, dict[str, Any], str]] = (
-    ("1.1", {"asleep/returned": 29.41}, ""),
+    ("1.1", {"asleep/returned": 29.4}, ""),
     ("1.1", {"asleep/returned": 29.39}, "was asleep for at least 30.0 ms, but you returned 29.4."),
     ("1.1", {"at work/returned": 21.41}, ""),
     ("1.1", {"at work/returned": 21.43}, "was at work for at least 20.0 ms"),
