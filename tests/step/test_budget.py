@@ -73,12 +73,13 @@ def test_timed_steps_follow_the_spread_of_the_warm_up() -> None:
     even, uneven = [10.0] * 20, [9.0, 11.0] * 10
 
     assert plan.timed_steps([]) == FEWEST_TIMED
-    assert plan.timed_steps([1.0] * 3) == FEWEST_TIMED
+    assert plan.timed_steps(uneven[:5]) == FEWEST_TIMED
+    assert plan.timed_steps(uneven[:6]) == MOST_TIMED
     assert plan.timed_steps(even) == FEWEST_TIMED
     # Quartiles 9 and 11 around 10: a spread of 0.148; (1.96 * 1.2533 * 0.148 / 0.02)^2 = 331, above the bound.
     assert plan.timed_steps(uneven) == MOST_TIMED
     slightly = [9.6, 10.4] * 10  # a spread of 0.0593: 53.05 steps
-    assert plan.timed_steps(slightly) == 54
+    assert plan.timed_steps([*uneven, *slightly]) == 54  # only the last 20 count
     assert plan.timed_steps([0.0] * 20) == FEWEST_TIMED  # the clock stood still
     # Quartiles 160.75 and 179.25 around 170, the mean of the two in the middle: a spread of 0.0807.
     assert plan.timed_steps([*range(156, 166), *range(175, 185)]) == 99

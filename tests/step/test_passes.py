@@ -312,6 +312,25 @@ def test_an_automatic_warm_up_is_an_error_after_six_steps_if_the_clock_stands_st
     assert driven(passes(Plan(warmup=8)), gc.isenabled) == ["warmup"] * 8
 
 
+def test_timed_steps_are_an_error_if_the_clock_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 5 * 10**9)
+    with Session(Plan(steps=3)) as session, pytest.raises(CaptureError, match="stood still for 3 steps"):
+        StepRunner(gc.isenabled, None).drive(session.time([]))
+
+
+def test_layers_are_named_after_calls_before_the_counted_step_and_hidden_ones_inside_it() -> None:
+    model, hidden, loss = nn.Sequential(nn.ReLU()), nn.Sequential(nn.Tanh()), nn.MSELoss()
+    session = Session(Plan())
+    session.calls.records += [(0, model, None), (1, model, None), (2, model[0], None), (3, hidden, None)]
+    session.calls.records += [(4, hidden[0], 3), (5, loss, None), (6, hidden, None)]
+    session.calls.begins, session.calls.loss = [0, 1], {5}
+    assert session.watched_calls() is session.calls
+    session._uncompiled_from = 1
+    found = session.watched_calls()
+    assert (found.records, found.begins, found.loss) == ([(0, model, None)], [0], {5})
+    assert [id(module) for module in found.hidden] == [id(hidden)]
+
+
 def test_a_first_step_that_looks_like_a_loop_is_told_with_its_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plan, "why_longer", lambda *_: "it takes long")
     session = Session(Plan(), None)
