@@ -25,7 +25,7 @@ from perfnb.step.capture import Capture
 from perfnb.step.data_waits import ExecutedStep
 from perfnb.step.layers import Layer, LayerSpans
 from perfnb.step.memory import Known, WatchedMemory
-from perfnb.step.pass_order import _named, _runs_compiled, capture_step, count_step, loop_passes, watch_steps
+from perfnb.step.pass_order import _measure, _named, _runs_compiled, capture_step, count_step, loop_passes, watch_steps
 from perfnb.step.session import MOST_RECORDED_BYTES, MOST_STEPS, FirstStep, Session
 from perfnb.step.steps import Passes, StepRunner
 from perfnb.step.to_recording import _steps_of_trace, recording_of, with_later
@@ -141,6 +141,67 @@ def driven(passes: Passes[Capture], step: Callable[[], Any]) -> list[str]:
     capture = StepRunner(step, None).drive(passes)
     capture.close()
     return [each.pass_name for each in capture.steps]
+
+
+@pytest.mark.parametrize(
+    ("workers", "options", "last"),
+    [
+        (False, {}, ["watch_memory", "count_arithmetic", "measure_ceilings"]),
+        (True, {"flops": False}, ["sample_stacks", "watch_memory"]),
+        (False, {"memory": False}, ["count_arithmetic", "measure_ceilings"]),
+        (False, {"memory": False, "flops": False}, []),
+    ],
+)
+def test_a_profile_runs_the_passes_that_were_chosen_in_order(
+    workers: bool, options: dict[str, bool], last: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[Any, ...]] = []
+
+    def recorded(name: str, result: Any) -> Any:
+        def run(self: Session, *args: Any) -> Passes[Any]:
+            ran.append((name, *args))
+            yield from ()
+            return result
+
+        return run
+
+    for name, result in (("warm_up", [1]), ("time", [2]), *((name, None) for name in ("try_threads", "trace", *last))):
+        monkeypatch.setattr(Session, name, recorded(name, result))
+    monkeypatch.setattr(Session, "measure_ceilings", lambda _: ran.append(("measure_ceilings",)))
+    stacks: Any = object() if workers else None
+    assert list(_measure(Session(Plan(**options)), stacks)) == []
+    first = [("warm_up",), ("time", [1]), ("try_threads", [2]), ("trace", [2], workers)]
+    assert ran == first + [(name, *([[2], stacks] if name == "sample_stacks" else [])) for name in last]
+
+
+def judge(_: Capture) -> bool:
+    return True
+
+
+@pytest.mark.parametrize(
+    ("batches", "stacks", "failure", "worth", "sampled"),
+    [
+        (None, False, None, judge, True),
+        ([1, 2], False, None, judge, True),
+        (iter([1, 2]), False, None, judge, False),  # they could run out
+        (None, True, None, judge, False),
+        (None, False, MemoryError(), judge, False),
+        (None, False, None, None, False),
+    ],
+)
+def test_stacks_are_sampled_unasked_after_a_whole_capture_whose_batches_last(
+    batches: Any, stacks: bool, failure: Exception | None, worth: Any, sampled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(session: Session, workers: object) -> Passes[None]:
+        assert (workers is not None) == stacks
+        session.capture.failure = failure
+        yield from session._run("timed", 1)
+
+    judged: list[Any] = []
+    monkeypatch.setattr("perfnb.step.pass_order._measure", measure)
+    monkeypatch.setattr(Session, "sample_if", lambda _, worth: judged.append(worth) or iter(()))
+    capture_step(gc.isenabled if batches is None else int, batches, plan=Plan(), stacks=stacks, worth_sampling=worth)
+    assert judged == [judge] * sampled
 
 
 class Wrapper(nn.Module):
