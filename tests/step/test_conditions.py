@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -301,14 +302,15 @@ def test_sparse_gradients_are_known_from_modules_or_from_gradients() -> None:
 
 
 def test_each_span_has_the_layer_of_its_module_or_of_the_call_around_it() -> None:
-    model, inner, unknown, criterion, part = (nn.Identity() for _ in range(5))
+    model, inner, unknown, criterion, part, aside, unnamed = (nn.Identity() for _ in range(7))
     calls = Calls()
     calls.records += [
         *[(0, model, None), (1, unknown, 0), (2, inner, 1)],
         *[(3, criterion, None), (4, part, 3), (5, unknown, None)],
     ]
     calls.loss.add(3)
-    places = {id(model): 0, id(inner): 1, id(part): 2}
+    calls.elsewhere = {id(module): weakref.ref(module) for module in (aside, model, unnamed)}
+    places = {id(model): 0, id(inner): 1, id(part): 2, id(aside): 3}
     assert spans_of(calls, places) == [
         (0, 0, False),
         (1, 0, False),  # the layer around it
@@ -316,4 +318,5 @@ def test_each_span_has_the_layer_of_its_module_or_of_the_call_around_it() -> Non
         (3, None, True),
         (4, 2, True),  # inside a loss
         (5, None, False),
+        (6, 3, False),  # on another thread
     ]

@@ -536,6 +536,70 @@ def test_costs_are_the_least_of_each_beyond_the_bare_ones_and_never_negative() -
     assert Costs(3.0, 8.0).beyond(Costs(4.0, 5.5)) == Costs(0.0, 2.5)
 
 
+def test_the_cost_of_a_call_is_the_least_mean_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, calls = [0], list[int]()
+
+    def call(number: int) -> None:
+        now[0] += (50, 30, 40, 60, 70, 80, 90)[len(calls) // 100]
+        calls.append(number)
+
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: now[0])
+    assert tracer_module._per_call(call, 5) == 30
+    assert calls == [5] * 700
+
+
+@pytest.mark.parametrize(
+    ("bare", "count", "lead_in", "least"),
+    [(None, 2, True, (4.0, 50.0)), (Costs(3.0, 70.0), 1, False, (3.0, 50.0))],
+)
+def test_the_cost_of_tracing_is_the_least_of_two_measurements_beyond_those_without_the_tracer(
+    bare: Costs | None, count: int, lead_in: bool, least: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = iter([Costs(5.0, 50.0), Costs(9.0, 99.0), Costs(8.0, 120.0), Costs(4.0, 60.0)])
+    asked: list[float] = []
+    monkeypatch.setattr("perfnb.step.session.measure_costs", lambda *_: next(costs))
+    monkeypatch.setattr(Plan, "traced_steps", lambda *args: asked.append(args[2]) or (count, lead_in))
+
+    def passes() -> Passes[Capture]:
+        with Session(Plan(traced=2)) as session:
+            session._bare = bare
+            yield from session.trace([4 * 10**9, 10**9, 3 * 10**9, 2 * 10**9], False)
+            meta = session.capture.meta
+            assert meta["cost"] == {"op_ns": 4.0, "call_ns": 49.0}
+            assert tuple(meta["bare_cost"].values()) == least
+            assert (meta["stacks"], meta["traced_cut_short"]) == (False, count == 1)
+            return session.capture
+
+    assert driven(passes(), gc.isenabled) == ["lead_in"] * lead_in + ["traced"] * count
+    assert asked == [3.0]  # the higher of the two in the middle
+
+
+@pytest.mark.parametrize(
+    ("already", "warm_ns", "asked"),
+    [
+        ([], [], [(0, 0.0), (1, 2.0), (2, 2.0)]),
+        ([], [10**9, 3 * 10**9], [(0, 3.0), (1, 2.0), (2, 2.0)]),
+        ([5 * 10**9], [3 * 10**9], [(1, 5.0), (2, 2.0)]),
+    ],
+)
+def test_a_step_is_expected_to_take_as_long_as_the_last_one(
+    already: list[int], warm_ns: list[int], asked: list[tuple[int, float]], clock: FakeClock, monkeypatch: Any
+) -> None:
+    seen: list[tuple[int, float]] = []
+
+    def goes_on(self: Plan, done: int, wanted: int, spent_s: float, step_s: float) -> bool:
+        seen.append((done, round(step_s, 3)))
+        return done < 2
+
+    monkeypatch.setattr(Plan, "goes_on_timing", goes_on)
+    session = Session(Plan(steps=7))
+    session._timed_already = already
+    times = StepRunner(lambda: clock.pass_exactly(2000), None).drive(session.time(warm_ns))
+    assert [round(ns, -6) for ns in times] == [*already, *[2 * 10**9] * (2 - len(already))]
+    assert seen == asked
+    assert session.capture.meta["timed_cut_short"]
+
+
 def test_costs_are_found_with_hooks_of_others_too_and_these_hear_nothing() -> None:
     heard: list[nn.Module] = []
     with torch.profiler.profile(), LayerSpans() as spans:
