@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +25,16 @@ from perfnb.step.capture import Capture
 from perfnb.step.data_waits import ExecutedStep
 from perfnb.step.layers import Layer, LayerSpans
 from perfnb.step.memory import Known, WatchedMemory
-from perfnb.step.pass_order import _measure, _named, _runs_compiled, capture_step, count_step, loop_passes, watch_steps
+from perfnb.step.pass_order import (
+    _code_of,
+    _measure,
+    _named,
+    _runs_compiled,
+    capture_step,
+    count_step,
+    loop_passes,
+    watch_steps,
+)
 from perfnb.step.session import MOST_RECORDED_BYTES, MOST_STEPS, FirstStep, Session
 from perfnb.step.steps import Passes, StepRunner
 from perfnb.step.to_recording import _steps_of_trace, recording_of, with_later
@@ -260,6 +269,19 @@ def test_a_compiled_function_in_a_variable_is_compiled_code() -> None:
         assert _runs_compiled(session, {"f": function})
         function._torchdynamo_disable = True  # type: ignore[attr-defined]
         assert not _runs_compiled(session, {"f": function})
+
+
+def test_the_code_that_was_called_is_that_of_forward_methods_and_of_compiled_functions() -> None:
+    def function() -> None: ...
+
+    def original() -> None: ...
+
+    compiled, again = (FunctionType(function.__code__, {}) for _ in range(2))
+    compiled._torchdynamo_orig_callable = again._torchdynamo_orig_callable = original
+    modules = [nn.Linear(1, 1), nn.Linear(2, 2), Wrapper(nn.Tanh()), torch.jit.ScriptModule()]
+    found = _code_of(modules, {"plain": function, "compiled": compiled, "again": again})
+    assert len(found) == 3
+    assert {*found} == {nn.Linear.forward.__code__, nn.Tanh.forward.__code__, original.__code__}
 
 
 @pytest.mark.parametrize("collects", [True, False])
