@@ -265,6 +265,8 @@ IDS = torch.zeros(2, 5, dtype=torch.int64)
         (torch.zeros(5, dtype=torch.int64), None),
         ([[[[IDS]]]], 10),
         ([[[[[IDS]]]]], None),
+        ({"a": {"a": {"a": {"a": IDS}}}}, 10),
+        ({"a": {"a": {"a": {"a": [IDS]}}}}, None),
         ("text", None),
         (Unreadable(), None),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import subprocess
 import sys
@@ -130,6 +131,18 @@ def test_a_process_may_run_on_all_cpus_where_it_has_no_affinity(monkeypatch: pyt
     for count, available in ((7, 7), (None, 1)):
         monkeypatch.setattr(os, "cpu_count", lambda count=count: count)
         assert environment.available_cpus() == available
+
+
+def test_the_processor_is_named_by_the_system_or_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "builtins.open", lambda *_, **__: io.StringIO("vendor: a\nmodel name\t: CPU: 1\nmodel name\t: b\n")
+    )
+    assert environment._processor() == "CPU: 1"
+    monkeypatch.setattr("builtins.open", failing(OSError()))
+    for word in ("processor", "machine"):
+        monkeypatch.setattr(f"platform.{word}", lambda word=word: word)
+        assert environment._processor() == word
+        monkeypatch.setattr(f"platform.{word}", lambda: "")
 
 
 def test_the_commit_is_left_out_where_git_does_not_know_it(monkeypatch: pytest.MonkeyPatch) -> None:

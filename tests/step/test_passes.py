@@ -528,6 +528,43 @@ def test_a_profiler_inside_the_step_is_refused_unless_the_step_failed() -> None:
         pass
 
 
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_session_that_records_memory_spends_the_warning_and_frees_its_blocks(
+    memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent: list[int] = []
+    monkeypatch.setattr(tracer_module, "_spend_warning", lambda blocks: spent.append(len(blocks)))
+    tracer, ended = Tracer(memory=memory), Tracer(memory=memory)
+    with tracer:
+        pass
+    with pytest.raises(CaptureError), ended, torch.profiler.profile():
+        pass
+    assert spent == [2000, 2000] * memory  # the warning comes with every thousandth block
+    assert tracer._blocks == ended._blocks == []
+
+
+@pytest.mark.parametrize(("error", "kept"), [(None, True), (KeyError, True), (ValueError, False)])
+def test_the_events_of_a_session_are_freed_after_an_error_unless_it_keeps_them(
+    error: type[Exception] | None, kept: bool
+) -> None:
+    tracer = Tracer(keeps=lambda error: isinstance(error, KeyError))
+    with nullcontext() if error is None else pytest.raises(error), tracer:
+        if error is not None:
+            raise error
+    assert (tracer._profile is not None) == kept
+
+
+def test_backward_nodes_of_a_thread_that_was_not_recorded_have_no_sequence_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = [("cpu_op", "node", 5, 3, {"Sequence number": 7, "Fwd thread id": thread}) for thread in (0, 1, 2)]
+    tracer = Tracer()
+    monkeypatch.setattr(tracer_module, "_decoded", lambda _: Traced(*nodes).trace)
+    monkeypatch.setattr(Tracer, "_threads", lambda _: {1})
+    assert tracer.read().sequence.tolist() == [7, 7, -1]
+    assert tracer.read() is tracer.read()
+
+
 def test_a_trace_that_cannot_be_exported_exactly_lacks_names(monkeypatch: pytest.MonkeyPatch) -> None:
     with Tracer(memory=True) as tracer, torch.profiler.record_function("grün"):
         kept = torch.ones(1000)
@@ -539,7 +576,7 @@ def test_a_trace_that_cannot_be_exported_exactly_lacks_names(monkeypatch: pytest
     def old(self: Any, path: str, **options: Any) -> None:
         if options:
             raise TypeError("no such option")
-        Path(path).write_text('{"traceEvents": [%s]}' % ("" if broken else EVENT))
+        Path(path).write_text('{"traceEvents": [%s]}' % ('"' if broken else EVENT))
 
     monkeypatch.setattr("torch.profiler._KinetoProfile.export_chrome_trace", old)
     broken = False
@@ -547,6 +584,8 @@ def test_a_trace_that_cannot_be_exported_exactly_lacks_names(monkeypatch: pytest
     broken = True
     with pytest.raises(CaptureError, match="cannot export this trace"):
         tracer.export(exact=True)
+    with pytest.raises(CaptureError, match="cannot export this trace"):
+        tracer_module._decoded(tracer)
     tracer.close()
 
 
