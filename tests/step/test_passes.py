@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from perfnb.errors import CaptureError
+from perfnb.step import pass_order
 from perfnb.step import tracer as tracer_module
 from perfnb.step.arithmetic import OpCall
 from perfnb.step.budget import Plan
@@ -25,16 +26,7 @@ from perfnb.step.capture import Capture
 from perfnb.step.data_waits import ExecutedStep
 from perfnb.step.layers import Layer, LayerSpans
 from perfnb.step.memory import Known, WatchedMemory
-from perfnb.step.pass_order import (
-    _code_of,
-    _measure,
-    _named,
-    _runs_compiled,
-    capture_step,
-    count_step,
-    loop_passes,
-    watch_steps,
-)
+from perfnb.step.pass_order import _named, _runs_compiled, capture_step, count_step, loop_passes, watch_steps
 from perfnb.step.session import MOST_RECORDED_BYTES, MOST_STEPS, FirstStep, Session
 from perfnb.step.steps import Passes, StepRunner
 from perfnb.step.to_recording import _steps_of_trace, recording_of, with_later
@@ -178,7 +170,7 @@ def test_a_profile_runs_the_passes_that_were_chosen_in_order(
         monkeypatch.setattr(Session, name, recorded(name, result))
     monkeypatch.setattr(Session, "measure_ceilings", lambda _: ran.append(("measure_ceilings",)))
     stacks: Any = object() if workers else None
-    assert list(_measure(Session(Plan(**options)), stacks)) == []
+    assert list(pass_order._measure(Session(Plan(**options)), stacks)) == []
     first = [("warm_up",), ("time", [1]), ("try_threads", [2]), ("trace", [2], workers)]
     assert ran == first + [(name, *([[2], stacks] if name == "sample_stacks" else [])) for name in last]
 
@@ -279,7 +271,7 @@ def test_the_code_that_was_called_is_that_of_forward_methods_and_of_compiled_fun
     compiled, again = (FunctionType(function.__code__, {}) for _ in range(2))
     compiled._torchdynamo_orig_callable = again._torchdynamo_orig_callable = original
     modules = [nn.Linear(1, 1), nn.Linear(2, 2), Wrapper(nn.Tanh()), torch.jit.ScriptModule()]
-    found = _code_of(modules, {"plain": function, "compiled": compiled, "again": again})
+    found = pass_order._code_of(modules, {"plain": function, "compiled": compiled, "again": again})
     assert len(found) == 3
     assert {*found} == {nn.Linear.forward.__code__, nn.Tanh.forward.__code__, original.__code__}
 
@@ -635,30 +627,20 @@ def test_the_cost_of_tracing_is_the_least_of_two_measurements_beyond_those_witho
     assert asked == [3.0]  # the higher of the two in the middle
 
 
-@pytest.mark.parametrize(
-    ("already", "warm_ns", "asked"),
-    [
-        ([], [], [(0, 0.0), (1, 2.0), (2, 2.0)]),
-        ([], [10**9, 3 * 10**9], [(0, 3.0), (1, 2.0), (2, 2.0)]),
-        ([5 * 10**9], [3 * 10**9], [(1, 5.0), (2, 2.0)]),
-    ],
-)
-def test_a_step_is_expected_to_take_as_long_as_the_last_one(
-    already: list[int], warm_ns: list[int], asked: list[tuple[int, float]], clock: FakeClock, monkeypatch: Any
-) -> None:
-    seen: list[tuple[int, float]] = []
-
+def test_a_step_is_expected_to_take_as_long_as_the_last_one(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     def goes_on(self: Plan, done: int, wanted: int, spent_s: float, step_s: float) -> bool:
-        seen.append((done, round(step_s, 3)))
+        asked.append((done, round(step_s, 3)))
         return done < 2
 
     monkeypatch.setattr(Plan, "goes_on_timing", goes_on)
-    session = Session(Plan(steps=7))
-    session._timed_already = already
-    times = StepRunner(lambda: clock.pass_exactly(2000), None).drive(session.time(warm_ns))
-    assert [round(ns, -6) for ns in times] == [*already, *[2 * 10**9] * (2 - len(already))]
-    assert seen == asked
-    assert session.capture.meta["timed_cut_short"]
+    for already, warm_s, first_s in (([], [], 0.0), ([], [1, 3], 3.0), ([5 * 10**9], [3], 5.0)):
+        asked, session, done = list[tuple[int, float]](), Session(Plan(steps=7)), len(already)
+        session._timed_already = already
+        runner = StepRunner(lambda: clock.pass_exactly(2000), None)
+        times = runner.drive(session.time([s * 10**9 for s in warm_s]))
+        assert [round(ns, -6) for ns in times] == [*already, *[2 * 10**9] * (2 - done)]
+        assert asked == [(done, first_s), *((count, 2.0) for count in range(done + 1, 3))]
+        assert session.capture.meta["timed_cut_short"]
 
 
 def test_costs_are_found_with_hooks_of_others_too_and_these_hear_nothing() -> None:
