@@ -104,6 +104,9 @@ def test_batches_start_again_unless_they_are_an_iterator(batches: Any, before: b
     source = BatchSource(batches)
     assert source.starts_again == before
     assert (source.next(), source.starts_again) == (1, again)
+    assert (source.starts, source.taken) == (1, 1)
+    if again:
+        assert (source.next(), source.starts, source.taken) == (1, 2, 2)
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -16,7 +16,7 @@ from torch import nn
 
 import perfnb
 from perfnb.errors import CaptureError
-from perfnb.step.budget import FEWEST_TIMED, MOST_TIMED, MOST_WARMUP, Plan, require_passing_time
+from perfnb.step.budget import MOST_WARMUP, Plan, require_passing_time
 from perfnb.step.ceilings import measure_ceilings
 from tests.fake_clock import FakeClock
 
@@ -72,15 +72,15 @@ def test_timed_steps_follow_the_spread_of_the_warm_up() -> None:
     plan = Plan()
     even, uneven = [10.0] * 20, [9.0, 11.0] * 10
 
-    assert plan.timed_steps([]) == FEWEST_TIMED
-    assert plan.timed_steps(uneven[:5]) == FEWEST_TIMED
-    assert plan.timed_steps(uneven[:6]) == MOST_TIMED
-    assert plan.timed_steps(even) == FEWEST_TIMED
+    assert plan.timed_steps([]) == 20
+    assert plan.timed_steps(uneven[:5]) == 20
+    assert plan.timed_steps(uneven[:6]) == 200
+    assert plan.timed_steps(even) == 20
     # Quartiles 9 and 11 around 10: a spread of 0.148; (1.96 * 1.2533 * 0.148 / 0.02)^2 = 331, above the bound.
-    assert plan.timed_steps(uneven) == MOST_TIMED
+    assert plan.timed_steps(uneven) == 200
     slightly = [9.6, 10.4] * 10  # a spread of 0.0593: 53.05 steps
     assert plan.timed_steps([*uneven, *slightly]) == 54  # only the last 20 count
-    assert plan.timed_steps([0.0] * 20) == FEWEST_TIMED  # the clock stood still
+    assert plan.timed_steps([0.0] * 20) == 20  # the clock stood still
     # Quartiles 160.75 and 179.25 around 170, the mean of the two in the middle: a spread of 0.0807.
     assert plan.timed_steps([*range(156, 166), *range(175, 185)]) == 99
     assert Plan(steps=np.int64(7)).timed_steps(uneven) == 7  # a number of numpy's is a number
@@ -140,7 +140,7 @@ def test_a_trial_takes_a_tenth_of_the_budget_or_half_of_what_is_left(spent_s: fl
 
 @pytest.mark.parametrize(
     ("spent_s", "step_s", "count"),
-    [(0, 0.02, 150), (0, 0.001, 2000), (26, 0.02, 100), (30, 0.02, 25), (0, 5, 1), (0, 0, FEWEST_TIMED)],
+    [(0, 0.02, 150), (0, 0.001, 2000), (26, 0.02, 100), (30, 0.02, 25), (0, 5, 1), (0, 0, 20)],
 )
 def test_stacks_are_sampled_for_three_seconds_or_half_of_what_is_left(
     spent_s: float, step_s: float, count: int

@@ -98,12 +98,25 @@ def test_without_steps_there_is_no_share_and_the_callback_is_removed() -> None:
 
 
 def test_interruptions_are_those_since_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = iter([{"involuntary_switches": 5, "throttled_ms": 1.25}, {"involuntary_switches": 8, "throttled_ms": 4.5}])
+    counts = iter(
+        [{"involuntary_switches": 5, "throttled_ms": 1.25}, {"involuntary_switches": 8, "throttled_ms": 4.50049}]
+    )
     monkeypatch.setattr(environment, "_interruptions", lambda: next(counts))
     with Conditions() as conditions:
         pass
     assert conditions.facts["involuntary_switches"] == 3
     assert conditions.facts["throttled_ms"] == 3.25
+
+
+def test_the_load_and_the_clock_of_the_cpu_are_left_out_if_they_are_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.2349, 8.0, 9.0), raising=False)
+    frequencies = iter([SimpleNamespace(current=2345.6), SimpleNamespace(current=0.0), None])
+    monkeypatch.setattr("psutil.cpu_freq", lambda: next(frequencies))
+    assert environment._now("before") == {"load_before": 1.23, "cpu_mhz_before": 2346}
+    monkeypatch.delattr(os, "getloadavg")
+    assert environment._now("after") == environment._now("after") == {}
 
 
 def test_what_could_not_be_counted_before_has_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
