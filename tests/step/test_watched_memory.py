@@ -173,9 +173,8 @@ def test_only_parameters_that_accumulate_a_gradient_are_watched_for_it() -> None
     model.register_parameter("scale", nn.Parameter(torch.ones(1)))
     model._parameters["made"] = model.weight * 2  # type: ignore[assignment]
     with MemoryWatch(lambda: [model]):
-        assert [name for name, parameter in model.named_parameters() if parameter._post_accumulate_grad_hooks] == [
-            *("weight", "scale")
-        ]
+        watched = [name for name, each in model.named_parameters() if each._post_accumulate_grad_hooks]
+    assert watched == ["weight", "scale"]
 
 
 def test_the_parts_of_a_tensor_that_wraps_others_have_the_storages() -> None:
