@@ -10,10 +10,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from perfnb.diff.comparison import StepComparison, not_comparable
+from perfnb.diff.comparison import not_comparable
 from perfnb.diff.layers import diff_profiles, layer_tree
 from perfnb.diff.step_times import slower_by_more_than, step_change, step_change_of
-from perfnb.diff.view import _changed, _notes, _short_kernel, comparison_document, step_document, step_verdict
+from perfnb.diff.view import _changed, _notes, _short_kernel, comparison_document, step_verdict
 from perfnb.draw.document import Bars, Effects, Table
 from perfnb.findings.finding import Conclusion, Findings
 from perfnb.stats.step_times import StepTimes
@@ -194,11 +194,6 @@ def test_only_another_profile_can_be_compared() -> None:
 
     assert not_comparable(3) == "compare requires another profile, not int."
     assert not_comparable(Ranks()).endswith("not Ranks. Compare individual ranks: a[0].compare(b[0]).")
-
-
-def test_step_times_are_shown_with_both_names() -> None:
-    change = step_change(TIMES, times(2.0))
-    assert StepComparison(change, ("old", "new"))._document() == step_document(change, ("old", "new"))
 
 
 def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
