@@ -62,7 +62,7 @@ def test_an_explicit_warm_up_runs_as_asked_unless_it_takes_half_of_the_budget() 
     plan = Plan(warmup=3, budget_s=10)
 
     assert [plan.goes_on_warming([1] * done, 1.0, False) for done in range(5)] == [True, True, True, False, False]
-    assert not plan.goes_on_warming([1], spent_s=5.0, gpu=False)
+    assert [plan.goes_on_warming([1], spent_s, False) for spent_s in (4.9, 5.0)] == [True, False]
     assert not Plan(warmup=0).goes_on_warming([], 0.0, False)
 
 
