@@ -453,11 +453,12 @@ def _extent(tensor: Tensor) -> int:
     size = tensor.element_size()
     if tensor.layout is torch.sparse_coo:
         return int(tensor._nnz()) * (size * prod(tensor.shape[tensor.sparse_dim() :]) + 8 * tensor.sparse_dim())
+    if tensor.is_mkldnn:  # its strides do not mean anything
+        return size * tensor.numel()
     try:
         steps = [pair for pair in zip(tensor.stride(), tensor.shape, strict=True) if pair[0] != 0]
-    except (RuntimeError, NotImplementedError):
-        compressed = tensor.layout is not torch.strided and hasattr(tensor, "_nnz") and not tensor.is_mkldnn
-        return int((tensor._nnz() if compressed else tensor.numel()) * size)
+    except (RuntimeError, NotImplementedError):  # compressed or nested
+        return size * (tensor if tensor.layout is torch.strided else tensor.values()).numel()
     if tensor.numel() == 0:
         return 0
     spanned = 1 + sum(step * (length - 1) for step, length in steps)

@@ -181,15 +181,16 @@ def count_step(
     """
     __tracebackhide__ = True
     plan = Plan(warmup=warmup, steps=1, traced=1, budget_s=_NO_BUDGET_S)
+    namespace = namespace or {}
     source = None if batches is None else BatchSource(batches)
 
     def passes() -> Passes[Capture]:
         __tracebackhide__ = True
-        with Session(plan, None, source, namespace or {}) as session:
+        with Session(plan, None, source, namespace) as session:
             yield from session.trace((yield from session.warm_up()), False)
             yield from session.watch_memory(lead_in=True)
             yield from session.count_arithmetic()
-            return _named(session, namespace or {})
+            return _named(session, namespace)
 
     gc.collect()
     collects = gc.isenabled()

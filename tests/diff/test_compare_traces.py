@@ -89,6 +89,24 @@ def test_what_has_no_trace_has_empty_tables(cudnn: perfnb.Profile, tmp_path: Pat
     assert str(compared)
 
 
+def test_a_trace_without_marked_steps_counts_as_one_step_and_gpus_are_averaged(
+    cudnn: perfnb.Profile, tmp_path: Path
+) -> None:
+    trace = Written(deviceProperties=[{"id": number, "name": "Small GPU"} for number in range(2)])
+    trace.event("aten::conv2d", 10.0, 290.0)
+    for place, (begin, end, device) in enumerate(((300.0, 350.0, 0), (400.0, 450.0, 0), (300.0, 320.0, 1))):
+        trace.kernel("gemm", 20.0 + 5 * place, begin, end, device=device)
+
+    compared = cudnn.compare(loaded(trace, tmp_path))
+
+    assert {name: compared.gpu_time.loc[name].tolist() for name in ("total", "busy", "idle")} == {
+        "total": pytest.approx([0.06, (0.15 + 0.02) / 2, 0.025]),
+        "busy": pytest.approx([0.06, (0.1 + 0.02) / 2, 0.0]),
+        "idle": pytest.approx([0.0, 0.025, 0.025]),
+    }
+    assert "The candidate has no marked steps" in " ".join(str(compared).split())
+
+
 def launched_in(name: str, op: str) -> tuple[list[float], Counter[str]]:
     """Find the GPU work of each call to an operator, and its kernels, by comparing every launch with every call."""
     events = events_of(f"kineto/{name}.json.gz")

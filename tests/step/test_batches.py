@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import psutil
@@ -19,7 +20,7 @@ from perfnb.errors import BatchesExhaustedError, CaptureError
 from perfnb.step.cells import BATCH, Clause, batches_of, step_of
 from perfnb.step.data_waits import Intake, common_size, token_count
 from perfnb.step.loaders import Nameless, see_loaders
-from perfnb.step.steps import BatchSource, after_optimizer_steps
+from perfnb.step.steps import BatchSource, Passes, StepRunner, Turn, after_optimizer_steps
 from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -104,6 +105,28 @@ def test_batches_start_again_unless_they_are_an_iterator(batches: Any, before: b
     source = BatchSource(batches)
     assert source.starts_again == before
     assert (source.next(), source.starts_again) == (1, again)
+    assert (source.starts, source.taken) == (1, 1)
+    if again:
+        assert (source.next(), source.starts, source.taken) == (1, 2, 2)
+
+
+def test_a_failed_step_is_run_again_on_its_batch() -> None:
+    given: list[int] = []
+
+    def step(batch: int) -> None:
+        given.append(batch)
+        assert len(given) != 2
+
+    def passes() -> Passes[None]:
+        first, again = (Turn("timed", nullcontext, nullcontext, None, again) for again in (False, True))
+        yield again  # there is no batch yet
+        with pytest.raises(AssertionError):
+            yield first
+        yield again
+        yield again  # the step did not fail
+
+    StepRunner(step, BatchSource([1, 2, 3])).drive(passes())
+    assert given == [1, 2, 2, 3]
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -265,6 +288,8 @@ IDS = torch.zeros(2, 5, dtype=torch.int64)
         (torch.zeros(5, dtype=torch.int64), None),
         ([[[[IDS]]]], 10),
         ([[[[[IDS]]]]], None),
+        ({"a": {"a": {"a": {"a": IDS}}}}, 10),
+        ({"a": {"a": {"a": {"a": [IDS]}}}}, None),
         ("text", None),
         (Unreadable(), None),
     ],

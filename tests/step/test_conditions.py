@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -95,22 +96,27 @@ def test_without_steps_there_is_no_share_and_the_callback_is_removed() -> None:
     assert conditions.facts["gc_pauses"] == []
 
 
-def test_interruptions_are_those_since_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = iter([{"involuntary_switches": 5, "throttled_ms": 1.25}, {"involuntary_switches": 8, "throttled_ms": 4.5}])
-    monkeypatch.setattr(environment, "_interruptions", lambda: next(counts))
-    with Conditions() as conditions:
-        pass
-    assert conditions.facts["involuntary_switches"] == 3
-    assert conditions.facts["throttled_ms"] == 3.25
+def test_interruptions_are_those_since_the_first_step_if_they_were_counted_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for before, more in (({"throttled_ms": 1.25}, {"throttled_ms": 3.25}), ({}, {})):
+        counts = iter([{"involuntary_switches": 5} | before, {"involuntary_switches": 8, "throttled_ms": 4.5004}])
+        monkeypatch.setattr(environment, "_interruptions", lambda counts=counts: next(counts))
+        with Conditions() as conditions:
+            pass
+        found = {name: value for name, value in conditions.facts.items() if name.startswith(("inv", "throttled"))}
+        assert found == {"involuntary_switches": 3} | more
 
 
-def test_what_could_not_be_counted_before_has_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = iter([{"involuntary_switches": 5}, {"involuntary_switches": 5, "throttled_ms": 4.5}])
-    monkeypatch.setattr(environment, "_interruptions", lambda: next(counts))
-    with Conditions() as conditions:
-        pass
-    assert conditions.facts["involuntary_switches"] == 0
-    assert "throttled_ms" not in conditions.facts
+def test_the_load_and_the_clock_of_the_cpu_are_left_out_if_they_are_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.2349, 8.0, 9.0), raising=False)
+    frequencies = iter([SimpleNamespace(current=2345.6), SimpleNamespace(current=0.0), None])
+    monkeypatch.setattr("psutil.cpu_freq", lambda: next(frequencies))
+    assert environment._now("before") == {"load_before": 1.23, "cpu_mhz_before": 2346}
+    monkeypatch.delattr(os, "getloadavg")
+    assert environment._now("after") == environment._now("after") == {}
 
 
 @pytest.mark.parametrize(("affinity", "limit", "usable"), [(4, None, 4.0), (4, 1.5, 1.5), (2, 8.0, 2.0), (2, 2.0, 2.0)])
@@ -129,6 +135,14 @@ def test_a_process_may_run_on_all_cpus_where_it_has_no_affinity(monkeypatch: pyt
     for count, available in ((7, 7), (None, 1)):
         monkeypatch.setattr(os, "cpu_count", lambda count=count: count)
         assert environment.available_cpus() == available
+
+
+def test_the_processor_is_named_by_python_if_the_system_does_not_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.open", failing(OSError()))
+    for word in ("processor", "machine"):
+        monkeypatch.setattr(f"platform.{word}", lambda word=word: word)
+        assert environment._processor() == word
+        monkeypatch.setattr(f"platform.{word}", lambda: "")
 
 
 def test_the_commit_is_left_out_where_git_does_not_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,14 +315,15 @@ def test_sparse_gradients_are_known_from_modules_or_from_gradients() -> None:
 
 
 def test_each_span_has_the_layer_of_its_module_or_of_the_call_around_it() -> None:
-    model, inner, unknown, criterion, part = (nn.Identity() for _ in range(5))
+    model, inner, unknown, criterion, part, aside, unnamed = (nn.Identity() for _ in range(7))
     calls = Calls()
     calls.records += [
         *[(0, model, None), (1, unknown, 0), (2, inner, 1)],
         *[(3, criterion, None), (4, part, 3), (5, unknown, None)],
     ]
     calls.loss.add(3)
-    places = {id(model): 0, id(inner): 1, id(part): 2}
+    calls.elsewhere = {id(module): weakref.ref(module) for module in (aside, model, unnamed)}
+    places = {id(model): 0, id(inner): 1, id(part): 2, id(aside): 3}
     assert spans_of(calls, places) == [
         (0, 0, False),
         (1, 0, False),  # the layer around it
@@ -316,4 +331,5 @@ def test_each_span_has_the_layer_of_its_module_or_of_the_call_around_it() -> Non
         (3, None, True),
         (4, 2, True),  # inside a loss
         (5, None, False),
+        (6, 3, False),  # on another thread
     ]

@@ -108,14 +108,17 @@ def test_a_limit_that_a_step_sets_stays() -> None:
         sys.setrecursionlimit(limit)
 
 
-def test_the_limit_is_raised_once_and_put_back_by_the_last() -> None:
+@pytest.mark.parametrize(("own", "raised"), [(1500, 3000), (3000, 6000), (5000, 8000)])
+def test_the_limit_is_raised_once_and_put_back_by_the_last(own: int, raised: int) -> None:
     limit, inside = sys.getrecursionlimit(), list[int]()
-    with room_to_nest():
-        inside.append(sys.getrecursionlimit())
+    sys.setrecursionlimit(own)
+    try:
         with room_to_nest():
             inside.append(sys.getrecursionlimit())
+            with room_to_nest():
+                inside.append(sys.getrecursionlimit())
+            inside.append(sys.getrecursionlimit())
         inside.append(sys.getrecursionlimit())
-
-    assert inside[0] > limit
-    assert inside == inside[:1] * 3
-    assert sys.getrecursionlimit() == limit
+    finally:
+        sys.setrecursionlimit(limit)
+    assert inside == [raised] * 3 + [own]

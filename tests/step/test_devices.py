@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -138,6 +139,22 @@ def test_the_wait_that_looks_for_hidden_work_does_not_count_the_question_what_is
     durations, lagged = read_clocks(clock)
     assert sum(durations[0]) == pytest.approx(3e6)
     assert not lagged
+
+
+@pytest.mark.parametrize(
+    ("steps_ms", "wait_ns", "lagged"),
+    [
+        *(([[6, 7], [7]], 400_000, False), ([[6, 7], [7]], 400_001, True)),
+        *(([[2]], 100_000, False), ([[2]], 100_001, True), ([], 100_000, False)),
+    ],
+)
+def test_work_lags_behind_by_more_than_a_fiftieth_of_all_steps_and_a_tenth_of_a_millisecond(
+    steps_ms: list[list[int]], wait_ns: int, lagged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfnb.step.device._wait_for", lambda used: wait_ns)
+    durations = [[ms * 10**6 for ms in of_clock] for of_clock in steps_ms]
+    clocks: list[Any] = [SimpleNamespace(durations_ns=lambda own=own: own) for own in durations]
+    assert read_clocks(*clocks) == (durations, lagged)
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu", "mtia", "privateuseone"])

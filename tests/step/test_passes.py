@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from perfnb.errors import CaptureError
+from perfnb.step import pass_order
 from perfnb.step import tracer as tracer_module
 from perfnb.step.arithmetic import OpCall
 from perfnb.step.budget import Plan
@@ -26,7 +27,7 @@ from perfnb.step.data_waits import ExecutedStep
 from perfnb.step.layers import Layer, LayerSpans
 from perfnb.step.memory import Known, WatchedMemory
 from perfnb.step.pass_order import _named, _runs_compiled, capture_step, count_step, loop_passes, watch_steps
-from perfnb.step.session import MOST_RECORDED_BYTES, MOST_STEPS, FirstStep, Session
+from perfnb.step.session import MOST_STEPS, FirstStep, Session
 from perfnb.step.steps import Passes, StepRunner
 from perfnb.step.to_recording import _steps_of_trace, recording_of, with_later
 from perfnb.step.tracer import Costs, Tracer, measure_costs, quiet_kineto
@@ -143,6 +144,60 @@ def driven(passes: Passes[Capture], step: Callable[[], Any]) -> list[str]:
     return [each.pass_name for each in capture.steps]
 
 
+@pytest.mark.parametrize(
+    ("workers", "options", "last"),
+    [
+        (False, {}, ["watch_memory", "count_arithmetic", "measure_ceilings"]),
+        (True, {"flops": False}, ["sample_stacks", "watch_memory"]),
+        (False, {"memory": False}, ["count_arithmetic", "measure_ceilings"]),
+        (False, {"memory": False, "flops": False}, []),
+    ],
+)
+def test_a_profile_runs_the_passes_that_were_chosen_in_order(
+    workers: bool, options: dict[str, bool], last: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[Any, ...]] = []
+
+    def recorded(name: str, result: Any) -> Any:
+        def run(self: Session, *args: Any) -> Passes[Any]:
+            ran.append((name, *args))
+            yield from ()
+            return result
+
+        return run
+
+    for name, result in (("warm_up", [1]), ("time", [2]), *((name, None) for name in ("try_threads", "trace", *last))):
+        monkeypatch.setattr(Session, name, recorded(name, result))
+    monkeypatch.setattr(Session, "measure_ceilings", lambda _: ran.append(("measure_ceilings",)))
+    stacks: Any = object() if workers else None
+    assert list(pass_order._measure(Session(Plan(**options)), stacks)) == []
+    first = [("warm_up",), ("time", [1]), ("try_threads", [2]), ("trace", [2], workers)]
+    assert ran == first + [(name, *([[2], stacks] if name == "sample_stacks" else [])) for name in last]
+
+
+@pytest.mark.parametrize(
+    ("batches", "stacks", "failure", "worth", "sampled"),
+    [
+        *((None, False, None, bool, True), ([1, 2], False, None, bool, True)),
+        (iter([1, 2]), False, None, bool, False),  # they could run out
+        *((None, True, None, bool, False), (None, False, MemoryError(), bool, False), (None, False, None, None, False)),
+    ],
+)
+def test_stacks_are_sampled_unasked_after_a_whole_capture_whose_batches_last(
+    batches: Any, stacks: bool, failure: Exception | None, worth: Any, sampled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(session: Session, workers: object) -> Passes[None]:
+        assert (workers is not None) == stacks
+        session.capture.failure = failure
+        yield from session._run("timed", 1)
+
+    judged: list[Any] = []
+    monkeypatch.setattr("perfnb.step.pass_order._measure", measure)
+    monkeypatch.setattr(Session, "sample_if", lambda _, worth: judged.append(worth) or iter(()))
+    capture_step(gc.isenabled if batches is None else int, batches, plan=Plan(), stacks=stacks, worth_sampling=worth)
+    assert judged == [bool] * sampled
+
+
 class Wrapper(nn.Module):
     """Stands for what torch.compile makes of a model."""
 
@@ -199,6 +254,19 @@ def test_a_compiled_function_in_a_variable_is_compiled_code() -> None:
         assert _runs_compiled(session, {"f": function})
         function._torchdynamo_disable = True  # type: ignore[attr-defined]
         assert not _runs_compiled(session, {"f": function})
+
+
+def test_the_code_that_was_called_is_that_of_forward_methods_and_of_compiled_functions() -> None:
+    def function() -> None: ...
+
+    def original() -> None: ...
+
+    compiled, again = (FunctionType(function.__code__, {}) for _ in range(2))
+    compiled._torchdynamo_orig_callable = again._torchdynamo_orig_callable = original
+    modules = [nn.Linear(1, 1), nn.Linear(2, 2), Wrapper(nn.Tanh()), torch.jit.ScriptModule()]
+    found = pass_order._code_of(modules, {"plain": function, "compiled": compiled, "again": again})
+    assert len(found) == 3
+    assert {*found} == {nn.Linear.forward.__code__, nn.Tanh.forward.__code__, original.__code__}
 
 
 @pytest.mark.parametrize("collects", [True, False])
@@ -295,7 +363,7 @@ def test_a_long_second_step_of_the_warm_up_counts_as_timed(monkeypatch: pytest.M
     assert [words[:3] for words in said] == [("warmup", 1, 2), ("warmup", 2, 2), ("timed", 1, 2), ("timed", 2, 2)]
 
 
-def test_an_automatic_warm_up_is_an_error_after_six_steps_if_the_clock_stands_still(
+def test_an_automatic_warm_up_and_timed_steps_are_an_error_if_the_clock_stands_still(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def passes(plan: Plan) -> Passes[Capture]:
@@ -310,6 +378,21 @@ def test_an_automatic_warm_up_is_an_error_after_six_steps_if_the_clock_stands_st
         driven(passes(Plan()), lambda: next(calls))
     assert next(calls) == 6
     assert driven(passes(Plan(warmup=8)), gc.isenabled) == ["warmup"] * 8
+    with Session(Plan(steps=3)) as session, pytest.raises(CaptureError, match="stood still for 3 steps"):
+        StepRunner(gc.isenabled, None).drive(session.time([]))
+
+
+def test_layers_are_named_after_calls_before_the_counted_step_and_hidden_ones_inside_it() -> None:
+    model, hidden, loss = nn.Sequential(nn.ReLU()), nn.Sequential(nn.Tanh()), nn.MSELoss()
+    session = Session(Plan())
+    session.calls.records += [(0, model, None), (1, model, None), (2, model[0], None), (3, hidden, None)]
+    session.calls.records += [(4, hidden[0], 3), (5, loss, None), (6, hidden, None)]
+    session.calls.begins, session.calls.loss = [0, 1], {5}
+    assert session.watched_calls() is session.calls
+    session._uncompiled_from = 1
+    found = session.watched_calls()
+    assert (found.records, found.begins, found.loss) == ([(0, model, None)], [0], {5})
+    assert [id(module) for module in found.hidden] == [id(hidden)]
 
 
 def test_a_first_step_that_looks_like_a_loop_is_told_with_its_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,6 +509,42 @@ def test_a_profiler_inside_the_step_is_refused_unless_the_step_failed() -> None:
         pass
 
 
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_session_that_records_memory_spends_the_warning_and_frees_its_blocks(
+    memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent: list[int] = []
+    monkeypatch.setattr(tracer_module, "_spend_warning", lambda blocks: spent.append(len(blocks)))
+    with Tracer(memory=memory) as tracer:
+        pass
+    with pytest.raises(CaptureError), Tracer(memory=memory) as ended, torch.profiler.profile():
+        pass
+    assert spent == [2000, 2000] * memory  # the warning comes with every thousandth block
+    assert tracer._blocks == ended._blocks == []
+
+
+@pytest.mark.parametrize(("error", "kept"), [(None, True), (KeyError, True), (ValueError, False)])
+def test_the_events_of_a_session_are_freed_after_an_error_unless_it_keeps_them(
+    error: type[Exception] | None, kept: bool
+) -> None:
+    tracer = Tracer(keeps=lambda error: isinstance(error, KeyError))
+    with nullcontext() if error is None else pytest.raises(error), tracer:
+        if error is not None:
+            raise error
+    assert (tracer._profile is not None) == kept
+
+
+def test_backward_nodes_of_a_thread_that_was_not_recorded_have_no_sequence_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = [("cpu_op", "node", 5, 3, {"Sequence number": 7, "Fwd thread id": thread}) for thread in (0, 1, 2)]
+    tracer = Tracer()
+    monkeypatch.setattr(tracer_module, "_decoded", lambda _: Traced(*nodes).trace)
+    monkeypatch.setattr(Tracer, "_threads", lambda _: {1})
+    assert tracer.read().sequence.tolist() == [7, 7, -1]
+    assert tracer.read() is tracer.read()
+
+
 def test_a_trace_that_cannot_be_exported_exactly_lacks_names(monkeypatch: pytest.MonkeyPatch) -> None:
     with Tracer(memory=True) as tracer, torch.profiler.record_function("grün"):
         kept = torch.ones(1000)
@@ -437,7 +556,7 @@ def test_a_trace_that_cannot_be_exported_exactly_lacks_names(monkeypatch: pytest
     def old(self: Any, path: str, **options: Any) -> None:
         if options:
             raise TypeError("no such option")
-        Path(path).write_text('{"traceEvents": [%s]}' % ("" if broken else EVENT))
+        Path(path).write_text('{"traceEvents": [%s]}' % ('"' if broken else EVENT))
 
     monkeypatch.setattr("torch.profiler._KinetoProfile.export_chrome_trace", old)
     broken = False
@@ -445,6 +564,8 @@ def test_a_trace_that_cannot_be_exported_exactly_lacks_names(monkeypatch: pytest
     broken = True
     with pytest.raises(CaptureError, match="cannot export this trace"):
         tracer.export(exact=True)
+    with pytest.raises(CaptureError, match="cannot export this trace"):
+        tracer_module._decoded(tracer)
     tracer.close()
 
 
@@ -454,6 +575,48 @@ EVENT = '{"ph": "X", "cat": "user_annotation", "name": "unknown", "pid": 1, "tid
 def test_costs_are_the_least_of_each_beyond_the_bare_ones_and_never_negative() -> None:
     assert Costs(3.0, 8.0).least(Costs(4.0, 5.0)) == Costs(3.0, 5.0)
     assert Costs(3.0, 8.0).beyond(Costs(4.0, 5.5)) == Costs(0.0, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("bare", "count", "lead_in", "least"),
+    [(None, 2, True, (4.0, 50.0)), (Costs(3.0, 70.0), 1, False, (3.0, 50.0))],
+)
+def test_the_cost_of_tracing_is_the_least_of_two_measurements_beyond_those_without_the_tracer(
+    bare: Costs | None, count: int, lead_in: bool, least: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = iter([Costs(5.0, 50.0), Costs(9.0, 99.0), Costs(8.0, 120.0), Costs(4.0, 60.0)])
+    asked: list[float] = []
+    monkeypatch.setattr("perfnb.step.session.measure_costs", lambda *_: next(costs))
+    monkeypatch.setattr(Plan, "traced_steps", lambda *args: asked.append(args[2]) or (count, lead_in))
+
+    def passes() -> Passes[Capture]:
+        with Session(Plan(traced=2)) as session:
+            session._bare = bare
+            yield from session.trace([4 * 10**9, 10**9, 3 * 10**9, 2 * 10**9], False)
+            meta = session.capture.meta
+            assert meta["cost"] == {"op_ns": 4.0, "call_ns": 49.0}
+            assert tuple(meta["bare_cost"].values()) == least
+            assert (meta["stacks"], meta["traced_cut_short"]) == (False, count == 1)
+            return session.capture
+
+    assert driven(passes(), gc.isenabled) == ["lead_in"] * lead_in + ["traced"] * count
+    assert asked == [3.0]  # the higher of the two in the middle
+
+
+def test_a_step_is_expected_to_take_as_long_as_the_last_one(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def goes_on(self: Plan, done: int, wanted: int, spent_s: float, step_s: float) -> bool:
+        asked.append((done, round(step_s, 3)))
+        return done < 2
+
+    monkeypatch.setattr(Plan, "goes_on_timing", goes_on)
+    for already, warm_s, first_s in (([], [], 0.0), ([], [1, 3], 3.0), ([5 * 10**9], [3], 5.0)):
+        asked, session, done = list[tuple[int, float]](), Session(Plan(steps=7)), len(already)
+        session._timed_already = already
+        runner = StepRunner(lambda: clock.pass_exactly(2000), None)
+        times = runner.drive(session.time([s * 10**9 for s in warm_s]))
+        assert [round(ns, -6) for ns in times] == [*already, *[2 * 10**9] * (2 - done)]
+        assert asked == [(done, first_s), *((count, 2.0) for count in range(done + 1, 3))]
+        assert session.capture.meta["timed_cut_short"]
 
 
 def test_costs_are_found_with_hooks_of_others_too_and_these_hear_nothing() -> None:
@@ -549,7 +712,7 @@ def test_a_skipped_step_does_not_count_and_the_next_one_has_its_number(monkeypat
 
 @pytest.mark.parametrize(
     ("wanted", "grown_bytes", "recorded"),
-    [(3, MOST_RECORDED_BYTES, 3), (17, MOST_RECORDED_BYTES, 15), (17, MOST_RECORDED_BYTES - 1, 17)],
+    [(3, 2**28, 3), (17, 2**28, 15), (17, 2**28 - 1, 17)],
 )
 def test_a_recording_of_allocations_ends_when_it_is_too_large_for_more_than_an_interval(
     wanted: int, grown_bytes: int, recorded: int, monkeypatch: pytest.MonkeyPatch

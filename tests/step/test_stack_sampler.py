@@ -162,11 +162,6 @@ def test_phases_of_code_that_no_hook_sees() -> None:
     ]
 
 
-def test_inference_has_no_loss() -> None:
-    marks = [(10, "forward", True), (20, "forward", False)]
-    assert phases_of([sample(15), sample(25)], marks) == ["forward", "other"]
-
-
 def test_the_spans_between_marks_leave_out_what_is_recomputed_or_never_ends() -> None:
     marks = [
         *((1, "forward", True), (2, "loss", True), (3, "loss", False), (4, "forward", False), (5, "loss", False)),
@@ -267,7 +262,7 @@ def test_each_sample_covers_the_time_of_steps_since_the_last_one(
     assert [each.waits_for_data for each in (*first, *second)] == [False] * 3 + [True] * 3
     weights = [each.weight_ns for each in (*first, *second)]
     assert weights == pytest.approx([4e6, 1e6, 1e6, 1e6, 1e6, 1e6], abs=5_000)
-    assert all(0.5 * stack_sampler.INTERVAL_S <= seconds <= 1.5 * stack_sampler.INTERVAL_S for seconds in naps)
+    assert all(0.005 <= seconds <= 0.015 for seconds in naps)
     assert [code.co_name for code, *_ in second[0].frames] == ["<lambda>", "_sample"]
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfnb.step.budget import FEWEST, WINDOW, is_steady, steady_from
+from perfnb.step.budget import is_steady, steady_from
 
 
 def noisy(count: int, spread: float, seed: int = 0) -> np.ndarray:
     return 1e6 * (1 + spread * np.random.default_rng(seed).standard_normal(count))
 
 
-@pytest.mark.parametrize("count", range(FEWEST))
+@pytest.mark.parametrize("count", range(6))
 def test_too_few_steps_cannot_tell(count: int) -> None:
     assert is_steady([1.0] * count) is None
 
 
-@pytest.mark.parametrize("count", [FEWEST, FEWEST + 1, WINDOW, 10 * WINDOW])
+@pytest.mark.parametrize("count", [6, 7, 20, 200])
 def test_equal_steps_are_steady(count: int) -> None:
     assert is_steady([5] * count) is True
 
@@ -28,9 +28,9 @@ def test_a_trend_is_not_steady() -> None:
 
 
 def test_a_jump_is_forgotten_once_it_lies_before_the_window() -> None:
-    jump = np.concatenate([noisy(30, 0.005) * 3, noisy(WINDOW, 0.005)])
+    jump = np.concatenate([noisy(30, 0.005) * 3, noisy(20, 0.005)])
 
-    assert is_steady(jump[: 30 + WINDOW // 2]) is False
+    assert is_steady(jump[:40]) is False
     assert is_steady(jump) is True
 
 
@@ -96,7 +96,7 @@ def test_of_an_odd_number_of_steps_the_first_is_left_out() -> None:
 
 
 def test_the_warm_up_ends_where_the_last_twenty_steps_begin() -> None:
-    steady = [5.0] * WINDOW
+    steady = [5.0] * 20
     assert steady_from(steady[1:]) is None
     assert steady_from(steady) == 0
     assert steady_from([9.0, *steady]) == 1

@@ -200,7 +200,7 @@ def test_a_module_is_called_in_a_span_without_its_hooks(log: list[str]) -> None:
     model.register_forward_hook(lambda *_: pytest.fail("a hook ran"))
     with LayerSpans() as spans:
         assert torch.equal(spans.call(model, X), X.tanh())
-    assert log == ["pf#0", "end pf#0"]
+        assert log == ["pf#0", "end pf#0"]
 
 
 def test_a_method_of_a_module_calls_its_parts_but_a_function_calls_the_model() -> None:

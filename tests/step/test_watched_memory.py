@@ -167,6 +167,16 @@ def test_owners_are_recorded_around_a_step_and_at_each_event_inside(
     assert watch.watched.resident
 
 
+def test_only_parameters_that_accumulate_a_gradient_are_watched_for_it() -> None:
+    model = nn.Linear(2, 1)
+    model.bias.requires_grad_(False)
+    model.register_parameter("scale", nn.Parameter(torch.ones(1)))
+    model._parameters["made"] = model.weight * 2  # type: ignore[assignment]
+    with MemoryWatch(lambda: [model]):
+        watched = [name for name, each in model.named_parameters() if each._post_accumulate_grad_hooks]
+    assert watched == ["weight", "scale"]
+
+
 def test_the_parts_of_a_tensor_that_wraps_others_have_the_storages() -> None:
     inner, other = torch.ones(2), torch.ones(3)
     nested = TwoTensor(inner, inner.clone())
