@@ -7,10 +7,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from perfnb.findings.rules import repeated
+from perfnb.findings.rules import repeated, synchronisation
 from perfnb.findings.rules.host import unnamed_share
 from perfnb.recording.recording import ArithmeticRecord, PythonRecord, Recording
 from perfnb.recording.text import TEXT
@@ -79,6 +80,48 @@ def test_a_loop_of_reads_counts_as_a_whole_and_once() -> None:
 
 def test_a_few_reads_are_no_loop() -> None:
     assert found(metric(9, reads=True), "synchronisation").loc["synchronisation", "bound_ms"] < 9 * 0.03
+
+
+def test_a_loop_of_reads_begins_one_round_before_its_first_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten reads from 560 to 1470 ns, in a block from 100 to 2100; the round before them begins at 458.9."""
+    ops = [
+        *((400, 40, 30.0), (450, 1, 1.0), (459, 1, 1.0)),  # the last is in the first round, and costs what any op does
+        *((700, 5, 60.0), (801, 5, 50.0), (810, 5, 49.0), (820, 40, 55.0)),  # long, or not; two are followed by a read
+        *((560 + 100 * place, 10, 90.0 if place == 5 else 10.0) for place in range(10)),
+        (1470, 5, 77.0),
+    ]
+    table = pd.DataFrame(sorted(ops), columns=["start", "lasts", "whole_ns"]).assign(block=0)
+    rows = [table, pd.DataFrame({"start": [5000, 5100], "lasts": 10, "whole_ns": 10.0, "block": 1})]  # no loop
+    table = pd.concat(rows, ignore_index=True)
+    table = table.assign(outer=True, end=table["start"] + table["lasts"], place=7 * table.index)
+    known: Any = SimpleNamespace(
+        attribution=SimpleNamespace(
+            host=SimpleNamespace(blocks=pd.DataFrame({"start": [100, 0], "end": [2100, 9000]}))
+        ),
+        **{"cells_ns": np.zeros(2), "lines": np.arange(2), "left_ns": np.array([1000.0, 500.0]), "ops": table},
+        **{"tiny_ns": 50.0, "bare_op_ns": 20.0},
+    )
+
+    def loops(inside: int, after_backward: bool) -> list[list[float]]:
+        known.blocks_inside = np.array([inside, 0])
+        monkeypatch.setattr(synchronisation, "gaps_after_backward", lambda facts: np.array([after_backward, False]))
+        return [part.tolist() for part in synchronisation._loops(known, table[table["lasts"] == 10])]
+
+    python_ns = 1000 * (1470 - (560 - 910 / 9) - 161) / (2000 - 202)  # 202 ns are in ops, and 161 of them in the loop
+    assert loops(0, False) == [[pytest.approx(python_ns), 0.0], [20.0 + 60 + 49 + 55 + 9 * 20 + 90, 0.0]]
+    assert loops(0, True)[1] == [454.0 + 50 + 77, 0.0]
+    assert loops(1, True) == [[0.0, 0.0]] * 2
+
+
+def test_python_after_a_read_ends_with_the_next_op_or_block_of_its_thread_or_with_its_block() -> None:
+    blocks = pd.DataFrame({"thread": [1, 1, 2], "start": [0, 300, 0], "end": [250, 400, 900]})
+    ops = pd.DataFrame({"thread": [1, 1, 2, 2], "start": [20, 100, 110, 500]})
+    reads = [(1, 20, 30, 0), (1, 100, 240, 0), (1, 310, 350, 1), (2, 110, 500, 2), (2, 400, 410, 2), (1, 260, 280, 0)]
+    known: Any = SimpleNamespace(attribution=SimpleNamespace(host=SimpleNamespace(blocks=blocks)), ops=ops)
+    table = pd.DataFrame(reads, columns=["thread", "start", "end", "block"])
+    after, last = synchronisation._until_next(known, table)
+    assert after.tolist() == [70, 10, 50, 0, 90, 0]
+    assert last.tolist() == [False, True, True, False, False, True]
 
 
 @pytest.mark.parametrize(
