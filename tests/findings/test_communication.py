@@ -80,6 +80,37 @@ def test_no_wait_is_longer_than_its_collectives_are_in_flight() -> None:
     assert "in flight for 3.90 ms, of which 0 % is hidden" in one.evidence
 
 
+@pytest.mark.parametrize(
+    ("exposed_ms", "traced_ms", "step_ms", "flying", "hidden", "saves"),
+    [
+        (1.5, 3.0, 10.0, "3.00 ms", "50 %", "would save all of this time"),
+        (1.5, 3.0, 4.5, "3.00 ms", "50 %", "would save all of this time"),
+        (1.5, 3.0, 4.0, "3.00 ms", "50 %", "would save 1.00 ms"),
+        (1.5, 3.0, 3.0, "3.00 ms", "50 %", "would save nothing"),
+        (1.5, 0.0, 10.0, "6.00 ms", "75 %", "would save all of this time"),  # the traced steps did not wait
+        (9.0, 18.0, 20.0, "9.00 ms", "0 %", "would save all of this time"),
+    ],
+)
+def test_collectives_are_in_flight_as_much_shorter_as_timed_steps_wait_for_them(
+    exposed_ms: float, traced_ms: float, step_ms: float, flying: str, hidden: str, saves: str
+) -> None:
+    """In each of two traced steps, three collectives take 4, 5 and 3 ms, and together 6 ms."""
+    rows = [(start, start + length) for step in (0, 100) for start, length in ((0, 4), (1, 5), (3, 3))]
+    calls = pd.DataFrame(rows, columns=["start_ns", "end_ns"]) * 10**6
+    calls = calls.assign(collective=["allreduce", "allgather", "allreduce"] * 2, exposed_ns=traced_ms * 1e6 / 3)
+    facts: Any = SimpleNamespace(
+        **{"phases_ms": {"communication": exposed_ms}, "collectives": calls, "gpu": None, "steps": 2},
+        **{"step_ms": step_ms, "of_step": lambda ms: f"{ms:g} ms"},
+    )
+
+    (one,) = exposed_on_host.search(facts)
+
+    assert one.bound_ms == exposed_ms
+    assert f"{exposed_ms:g} ms only waiting for collectives (2 allreduce, 1 allgather per step)" in one.evidence
+    assert f"in flight for {flying}, of which {hidden} is hidden. Perfect overlap" in one.evidence
+    assert saves in one.evidence
+
+
 def test_synchronising_each_micro_step_is_bounded_by_the_waits_before_the_last() -> None:
     (one,) = found(every_micro_step, ddp(passes=4, wait=1000))
 

@@ -10,9 +10,11 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from perfnb.attribution.blocks import Kind
 from perfnb.findings import proposed_code, rules
 from perfnb.findings.finding import Rule
 from perfnb.findings.gpu_facts import HELD, Copies
@@ -202,6 +204,62 @@ def test_the_host_s_share_of_idle_time_on_a_gpu_could_be_named_by_samples() -> N
     assert host.unnamed_share(facts) == 0.0
     facts.live, facts.steps = True, 1
     assert host.unnamed_share(facts) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("python_ms", "ops_ms", "pauses_ms", "share"),
+    [
+        ((0.1, 0.1, 0.3), (0.0, 0.0, 0.0), (0.0,), 0.02),
+        ((0.1, 0.099, 0.3), (0.0, 0.0, 0.0), (0.0,), 0.0),  # less than 0.2 ms in the first step
+        ((0.9, 0.1, 0.3), (0.0, 0.0, 0.0), (0.0,), 0.03),
+        ((0.1, 0.1, 0.3), (0.2, 0.0, 0.1), (0.0,), 0.06),  # ops take three times as long
+        ((0.9, 0.1, 0.3), (0.0, 0.0, 0.0), (0.05, 0.05, 7.0), 0.025),
+    ],
+)
+def test_the_host_s_own_work_could_be_named_if_each_traced_step_has_some(
+    python_ms: Any, ops_ms: Any, pauses_ms: Any, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two cells in the first of two traced steps, and one in the second; a fourth one does not count."""
+    arrays = (1e6 * np.array([*each, 99.0]) for each in (python_ms, ops_ms))
+    work = host.HostTime(*arrays, np.array([True, True, True, False]))
+    monkeypatch.setattr(host, "host_time", lambda facts, phases: work)
+    facts: Any = SimpleNamespace(
+        attribution=SimpleNamespace(cells=pd.DataFrame({"step": [0, 0, 1, 1]})),
+        **{"live": True, "steps": 2, "gpu": None, "pauses_ms": np.array(pauses_ms), "share": lambda ms: ms / 10},
+        **{"between_ops_ms": lambda ns: ns / 2e6, "per_step": lambda ns: 3 * ns / 2e6},
+    )
+    assert host.unnamed_share(facts) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("calls", "engines", "rounds"),
+    [([0] * 16 + [3] * 4, 8, 8.0), ([0] * 16 + [3] * 4, 9, 0.0), ([0] * 4 + [3] * 6, 1, 3.0), ([], 0, 0.0)],
+)
+def test_a_model_is_called_in_rounds_unless_its_calls_have_their_own_backward_passes(
+    calls: list[int], engines: int, rounds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "model_calls", lambda facts: pd.DataFrame({"layer": calls}))
+    blocks = pd.DataFrame({"kind": [Kind.ENGINE] * engines + [Kind.GAP] * 50})
+    facts: Any = SimpleNamespace(attribution=SimpleNamespace(host=SimpleNamespace(blocks=blocks)), steps=2)
+    assert host._rounds(facts) == rounds
+
+
+@pytest.mark.parametrize(("busy", "scale", "ms"), [(False, 1.0, 192.5), (True, 1.0, 170.0), (False, 2.0, 215.0)])
+def test_calls_cost_no_more_than_two_tiny_ops_around_each_of_them(busy: bool, scale: float, ms: float) -> None:
+    """Tiny ops take 10 ms. In forward, there are a cell with two ops and a block, and one without either."""
+    phases = ["forward", "backward", "other", "loss"]
+    facts: Any = SimpleNamespace(
+        attribution=SimpleNamespace(cells=pd.DataFrame({"phase": phases})),
+        ops=pd.DataFrame({"outer": [True, True, False, True], "block": [0, 0, 0, 2]}),
+        lines=np.arange(4),
+        blocks_inside=np.array([1.0, 0, 5, 0]),
+        left_ns=1e6 * np.array([300.0, 15, 900, 900]),
+        **{"busy": busy, "tiny_ns": 10e6, "scale": scale, "steps": 2},
+    )
+    chosen = np.array([True, True, True, False])
+    # At most 80 ms around the first four calls, and 20 around the other one.
+    small_ns = 1e6 * np.array([*[9.0] * 30, 5.0, 15.0, 5.0])
+    assert host._calling_ms(facts, small_ns, chosen) == pytest.approx(ms)
 
 
 @pytest.mark.parametrize(
