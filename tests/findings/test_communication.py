@@ -18,7 +18,7 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT
 from tests.findings.findings_recordings import facts as facts_from
 from tests.findings.findings_recordings import one_layer
-from tests.recordings import NODE, ByHand
+from tests.recordings import NODE
 
 ACCUMULATE = NODE + "torch::autograd::AccumulateGrad"
 
@@ -64,20 +64,6 @@ def test_a_step_that_waits_for_collectives_is_told_what_perfect_overlap_would_gi
     (more,) = found(exposed_on_host, ddp(wait=8000))
     assert "would save 1.9" in more.evidence or "would save 2.0" in more.evidence
     assert found(exposed_on_host, ddp(wait=100)) == []
-
-
-def test_no_wait_is_longer_than_its_collectives_are_in_flight() -> None:
-    """On a busy machine the step's thread wakes up late, and it waits until then."""
-    hand = ByHand()
-    for t in range(0, 10_000 * 2, 10_000):
-        hand.step(t, t + 10_000).op("c10d::allreduce_", t + 100, t + 110)
-        hand.event("gloo:all_reduce", t + 105, t + 2000, "user_annotation", thread=9)
-        hand.op("aten::as_strided", t + 4000, t + 4010)
-
-    (one,) = found(exposed_on_host, hand.recording())
-
-    assert "The step spends 3.90 ms (39 % of the step) only waiting" in one.evidence
-    assert "in flight for 3.90 ms, of which 0 % is hidden" in one.evidence
 
 
 @pytest.mark.parametrize(

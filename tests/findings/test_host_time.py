@@ -208,15 +208,6 @@ def test_what_samples_could_name_is_known_from_the_trace(recording: Callable[[],
     assert unnamed_share(facts(recording())) == pytest.approx(share, abs=0.03)
 
 
-def test_an_interruption_of_one_step_is_nothing_to_sample() -> None:
-    hand, model = one_layer()
-    for number, late in enumerate((0, 9000)):
-        t = 100_000 * number
-        hand.step(t, t + 1000 + late).call(model, t, t + 999).op("aten::mm", t + 1, t + 998)
-
-    assert unnamed_share(facts(hand.recording())) == 0.0
-
-
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_a_long_op_outside_the_model_counts_after_the_backward_pass(where: str) -> None:
     hand, model = one_layer()
