@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -187,6 +187,10 @@ def test_what_reads_the_first_batch_is_closed(batches: list[Any], monkeypatch: p
     with nullcontext() if batches else pytest.raises(CaptureError):
         find_subject(subject.step, batches, namespace_of(subject.step))
     assert len(closed) == 1
+    with ExitStack() as stack:
+        subject.fed(stack)()
+        assert len(closed) == 1
+    assert len(closed) == 2
 
 
 def test_a_loader_that_a_function_returns_feeds_the_step() -> None:

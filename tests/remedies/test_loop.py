@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +23,10 @@ import perfnb
 from perfnb import quantities as fmt
 from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED, Values
 from perfnb.errors import CaptureError
+from perfnb.remedies import lever as lever_module
 from perfnb.remedies import loop, measuring, try_levers, values
 from perfnb.remedies.budget import TrialBudget
-from perfnb.remedies.lever import Lever, PreparedLever, Switch, prepared
+from perfnb.remedies.lever import Compiled, Lever, PreparedLever, Switch, prepared
 from perfnb.remedies.levers import by_name
 from perfnb.remedies.levers.compiling import compiled
 from perfnb.remedies.loop import LeverLoop
@@ -175,6 +177,8 @@ def test_arguments_that_cannot_work_are_refused_at_once() -> None:
         perfnb.try_levers(step, levers="gc_freze")
     with pytest.raises(TypeError, match="can be iterated only once"):
         perfnb.try_levers(lambda batch: step(), (batch for batch in range(3)))
+    with pytest.raises(TypeError, match=r"try_levers\(step, loader\)"):
+        perfnb.try_levers(lambda batch: step())
     assert list(perfnb.try_levers(step, levers="gc_freeze", budget_s=60).table.index) == ["gc_freeze"]
 
 
@@ -484,7 +488,7 @@ class Given:
                 rows.append(row * float("nan") if self.hopeless in self.on else row)
         return np.array(rows)
 
-    def _check(self, levers: Any, *_: Any) -> Values:
+    def _check(self, levers: Any, *_: Any, again: bool = True) -> Values:
         found = self.values.get("+".join(one.lever.name for one in levers), Values(SAME, 0.0))
         if isinstance(found, Exception):
             raise found
@@ -763,6 +767,91 @@ def test_what_measuring_the_step_itself_takes_and_leaves_open(
     assert given.loop.own_losses == {"loss": 0.5}
 
 
+FAILED = "the step fails with it: OSError:"
+
+
+@pytest.mark.parametrize(
+    ("traits", "plan", "graphs", "values", "told"),
+    [
+        ({}, {}, 0, Values(SAME, 0.0), {"each_s": 3.0, "memory": "less"}),
+        ({"settles": True}, {}, 2, Values(SAME, 0.0), {"each_s": 0.5, "compiling_s": 4.0, "memory": "less"}),
+        ({"settles": True}, {}, 0, Values(SAME, 0.0), {"each_s": 0.5, "memory": "less"}),
+        ({}, {"weighed": 0}, 0, Values(SAME, 0.0), {"each_s": 5.0}),
+        ({"in_blocks": True}, {}, 0, Values(SAME, 0.0), {"each_s": 3.0}),
+        ({}, {}, 0, Values(DIFFERENT), {"each_s": 3.0, "memory": "less", "why_not": "different"}),
+        ({}, {}, 0, OSError("no\nspace"), {"why_not": f"{FAILED} no"}),
+        ({"settles": True}, {}, 0, OSError("no"), {"why_not": f"{FAILED} no", "compiling_s": 10.0}),
+    ],
+)
+def test_what_preparing_and_checking_a_lever_takes_and_shows(
+    traits: dict[str, Any], plan: dict[str, int], graphs: int, values: Values | Exception, told: dict[str, Any],
+    trial: Trial, clock: FakeClock, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """It takes 10 s, of which 7 steps take a second each, and 4 s are its preparation."""
+    given = trial(words=lambda name, _: [f"use {name}"])
+    loop_, budget = given.loop, given.loop.budget
+    budget.plan, budget.each_s = replace(budget.plan, **plan), 0.5
+    loop_.figures.own_peak, given.peaks, given.values = 1000, {"a": 900}, {"a": values}
+    one = given.lever("a", **traits)
+
+    @contextmanager
+    def ready(lever: Lever, subject: Subject, step_s: float, set_up: int) -> Iterator[PreparedLever]:
+        clock.pass_exactly(10_000)
+        assert (step_s, set_up) == (1.0, 2)
+        one.setup_s, one.at_first = 4.0, Compiled(graphs, 0)
+        yield one
+
+    monkeypatch.setattr(loop, "prepared", ready)
+    tried = LeverTrial("a", "not tried")
+    with ExitStack() as stack:
+        assert loop_._ready(stack, one.lever, tried) is (None if isinstance(values, Exception) else one)
+        assert (given.words, given.proven) == ("prepare a", ["trying a"])
+    assert given.proven[1:] == ["undoing a"]
+    known = {"each_s": 0.5, "compiling_s": 0.0, "memory": "", "why_not": ""} | told
+    assert (budget.each_s, budget.compiling_s) == pytest.approx((known["each_s"], known["compiling_s"]), abs=1e-4)
+    assert (tried.memory, tried.why_not) == (known["memory"], known["why_not"])
+    if not isinstance(values, Exception):
+        assert (tried.verdict, tried.setup_s, tried.code, one.trial) == ("not timed", 4.0, ["use a"], tried)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "confirm", "measured", "kept", "prepared"),
+    [
+        ({"own": "ab", "kept": "ab", "": "ab"}, True, True, True, ["b"]),
+        ({"own": "", "kept": "ab", "": "ab"}, True, False, False, []),
+        (
+            {"own": "a", "kept": "", "": "b"},
+            True,
+            True,
+            False,
+            ["b"],
+        ),  # better than none
+        ({"own": "a", "kept": "", "": "b"}, False, True, False, ["b"]),
+        ({"own": "a", "kept": "a", "": "b"}, True, True, True, []),  # preparing the other one failed
+    ],
+)
+def test_levers_are_prepared_as_long_as_there_is_time_to_time_and_confirm_them(
+    allowed: dict[str, str], confirm: bool, measured: bool, kept: bool, prepared: list[str],
+    trial: Trial, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    given = trial(confirm=confirm, left_s=100.0)
+    budget, calls = given.loop.budget, list[str]()
+    a, b = given.lever("a"), given.lever("b")
+
+    def allows(lever: Lever, ready: Any = (), beside: int = 0) -> bool:
+        assert beside in (0, 14)
+        return lever.name in allowed["own" if beside else "kept" if budget.kept_s else ""]
+
+    monkeypatch.setattr(budget, "allows", allows)
+    monkeypatch.setattr(given.loop, "_measure_own", lambda: calls.append("own"))
+    monkeypatch.setattr(given.loop, "_ready", lambda stack, lever, _: None if lever.name == "a" else b)
+    with ExitStack() as stack:
+        ready = given.loop._prepare(stack, [(one.lever, one.trial) for one in (a, b)])
+    assert [one.lever.name for one in ready] == prepared
+    assert calls == ["own"] * measured
+    assert budget.kept_s == pytest.approx(25.0 if kept else 0.0, abs=1e-3)
+
+
 @pytest.mark.parametrize(
     ("need_s", "too_slow_s", "enough"), [(100, 0.0, None), (101, 0.0, 101), (50, 2.0, 120), (130, 2.0, 130)]
 )
@@ -837,6 +926,95 @@ def test_the_profile_before_a_trial_is_short_and_of_memory_only_where_that_count
     for goal in ("time", "memory"):
         assert try_levers._bounds(subject, {}, goal, 4.0) == {"a": 3.0, "b": 0.0}
     assert plans == [(4.0, False), (4.0, True)]
+
+
+def test_preparing_a_lever_takes_what_its_steps_take_longer(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs, takes_s = [0], iter([1.0, 0.5])
+
+    @contextmanager
+    def switch() -> Iterator[None]:
+        clock.pass_exactly(1000 * next(takes_s))
+        yield
+
+    def step() -> None:
+        clock.pass_exactly(5000 if graphs[0] == 0 else 2000)
+        graphs[0] += 1
+
+    monkeypatch.setattr(lever_module, "_compiled", lambda: Compiled(graphs[0], 3 * graphs[0]))
+    given = switched("a", lambda _: switch())
+    with prepared(given, Subject(step, None, {}, {}, None), 2.0, 4) as one:
+        # Four steps of 2 s; the first takes 3 s longer, and switching on 1 s.
+        assert (one.setup_s, one.switching_s) == pytest.approx((4.0, 2.0), abs=1e-4)
+        assert (one.at_first, one.on) == ((4, 12), False)
+        with one.switch():
+            assert one.on
+            step()
+        assert (one.at_first, one.until_now, one.switching_s) == ((4, 12), (5, 15), pytest.approx(1.0, abs=1e-4))
+
+
+@pytest.mark.parametrize(
+    ("options", "pilot", "calls", "rounds"),
+    [
+        ({}, ("rounds", {}), {"planned": 12}, 12),  # 43 s, where a round takes 3.5 s
+        ({"budget_s": 10.0}, ("rounds", {}), {"planned": 7}, 7),  # the fewest of two levers
+        ({"budget_s": 1e5}, ("rounds", {}), {"planned": 200}, 200),
+        (
+            {"block": 2, "budget_s": 106.0},
+            ("blocks", {"lead": 1, "turns": 2}),
+            {"lead": 1, "turns": 2, "planned": 10},
+            10,
+        ),
+        ({"block": 1}, ("rounds", {}), {"planned": 12}, 12),
+        ({"ahead": True}, ("blocks", {"lead": 1, "turns": 1}), {"lead": 1, "turns": 1, "planned": 7}, 7),
+        (
+            {"ahead": True, "made": 3, "budget_s": 1e5},
+            ("blocks", {"lead": 4, "turns": 4}),
+            {"lead": 4, "turns": 4, "planned": 40},
+            40,
+        ),
+    ],
+)
+def test_levers_are_timed_in_as_many_rounds_as_the_rest_of_the_budget_allows(
+    options: dict[str, Any], pilot: Any, calls: dict[str, Any], rounds: int, clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The step takes a second, and with levers 0.5, 9 and 2 s; the first rounds take no time."""
+
+    class Bench:
+        def __init__(self, steps: list[Any], batches: Any, *_: Any, switches: list[Any]) -> None:
+            fed.append((len(steps), batches, len(switches), subject.gate._open))
+
+        def __enter__(self) -> Bench:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def rounds(self, orders: list[Any], **asked: Any) -> Any:
+            return self._run("rounds", orders, asked)
+
+        def blocks(self, orders: list[Any], **asked: Any) -> Any:
+            return self._run("blocks", orders, asked)
+
+        def _run(self, kind: str, orders: list[Any], asked: dict[str, Any]) -> Any:
+            until_s = asked.pop("until", None)
+            left_s = None if until_s is None else round(until_s - clock.now_ns / 1e9, 3)
+            ran.append((kind, [sorted(order) for order in orders], asked, left_s))
+            return np.array([[1000.0], [500.0], [9000.0], [2000.0]]) * np.ones(len(orders))
+
+        def prefetching(self) -> Any:
+            return made and SimpleNamespace(ahead=made)
+
+    made, budget_s = options.pop("made", None), options.pop("budget_s", 43.0)
+    fed, ran = list[Any](), list[Any]()
+    subject = Subject(lambda batch: None, [5], {}, {}, None)
+    monkeypatch.setattr(measuring, "Bench", Bench)
+    measuring.time_levers(subject, [nullcontext] * 3, budget_s, lambda *_: None, warm=3, **options)
+    ahead = options.get("ahead", False)
+    assert fed == [(4, None if ahead else [5], 4, True)]
+    warm_up = [("blocks", [[0, 1, 2, 3]] * 1, {"lead": 0, "turns": 3}, None)] * ahead
+    assert ran[:-1] == [*warm_up, (pilot[0], [[0, 1, 2, 3]] * (1 if ahead else 3), pilot[1], budget_s)]
+    assert ran[-1] == (pilot[0], [[0, 1, 3]] * rounds, calls, round(1.15 * budget_s, 3))
 
 
 def test_the_peak_is_unknown_inside_the_steps_own_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
