@@ -178,30 +178,6 @@ def test_ops_are_small_by_what_they_take_without_tracing() -> None:
     )
 
 
-def test_what_lasts_longer_than_a_call_can_is_no_overhead_of_calls() -> None:
-    # 100 ops of 4 µs, and 300 µs around each while other programs had the core, or memory was returned.
-    hand, model = one_layer()
-    for t in range(0, 100_000 * STEPS, 100_000):
-        hand.step(t - 1, t + 30_001)
-        hand.call(model, t, t + 30_000)
-        for place in range(100):
-            hand.op("aten::add", t + 300 * place, t + 4 + 300 * place)
-    overhead = found(timed(hand.recording(), [10.0] * 20), "dispatch overhead").loc["dispatch overhead"]
-    slow = timed(hand.recording(), [300.0] * 20, noise={"load_after": 9.0, "cpus": 2})
-    busy = found(timed(hand.recording(), [10.0] * 20, noise={"load_after": 9.0, "cpus": 2}), "dispatch overhead").loc[
-        "dispatch overhead"
-    ]
-
-    # At most two tiny ops of 10 µs around each of 101 calls, whatever made the timed steps slower than the traced ones.
-    assert overhead["bound_ms"] == pytest.approx(2.02 + 0.4 / 3, rel=0.01)
-    assert "was busy" not in overhead["why"]
-    assert busy["bound_ms"] == pytest.approx(1.01 + 0.4 / 3, rel=0.01)
-    assert "was busy" in busy["why"]
-    # Traced steps that are three times as long as timed ones, or a busy CPU, make each bound doubtful.
-    assert (overhead["confidence"], busy["confidence"]) == ("low", "low")
-    assert "dispatch overhead" not in found(slow, "dispatch overhead").index
-
-
 @pytest.mark.parametrize(
     ("step", "kind", "wanted"),
     [

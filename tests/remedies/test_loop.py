@@ -111,33 +111,6 @@ def test_everything_that_is_said_of_a_kept_lever_is_of_one_measurement(
     assert ratio in said
 
 
-@pytest.mark.parametrize(("settles", "verdict"), [(True, "faster"), (False, "slower")])
-def test_a_lever_that_settles_is_timed_in_blocks_after_its_first_step(
-    settles: bool, verdict: str, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wait = Waiting(clock, 0.1)
-
-    @contextmanager
-    def on(_: Subject) -> Iterator[None]:
-        factors = iter([1.5])
-        plain = wait.seconds
-
-        def pause() -> None:
-            clock.sleep(plain * next(factors, 0.5))
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Waiting, "__call__", lambda self: pause())
-            yield
-
-    plant(monkeypatch, switched("compiled", on, settles=settles))
-    step, _ = training(pause=lambda: wait())
-    found = perfnb.try_levers(step, levers=["compiled"], budget_s=60)
-    row = found.table.loc["compiled"]
-    assert row["verdict"] == verdict
-    assert row["ratio"] == pytest.approx(0.5 if settles else 1.5, rel=0.05)
-    assert found.best == (("compiled",) if settles else ())
-
-
 def test_levers_that_could_not_be_timed_are_told_which_budget_would_do(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -953,29 +926,19 @@ def test_preparing_a_lever_takes_what_its_steps_take_longer(clock: FakeClock, mo
 
 
 @pytest.mark.parametrize(
-    ("options", "pilot", "calls", "rounds"),
+    ("budget_s", "options", "blocks", "rounds"),
     [
-        ({}, ("rounds", {}), {"planned": 12}, 12),  # 43 s, where a round takes 3.5 s
-        ({"budget_s": 10.0}, ("rounds", {}), {"planned": 7}, 7),  # the fewest of two levers
-        ({"budget_s": 1e5}, ("rounds", {}), {"planned": 200}, 200),
-        (
-            {"block": 2, "budget_s": 106.0},
-            ("blocks", {"lead": 1, "turns": 2}),
-            {"lead": 1, "turns": 2, "planned": 10},
-            10,
-        ),
-        ({"block": 1}, ("rounds", {}), {"planned": 12}, 12),
-        ({"ahead": True}, ("blocks", {"lead": 1, "turns": 1}), {"lead": 1, "turns": 1, "planned": 7}, 7),
-        (
-            {"ahead": True, "made": 3, "budget_s": 1e5},
-            ("blocks", {"lead": 4, "turns": 4}),
-            {"lead": 4, "turns": 4, "planned": 40},
-            40,
-        ),
+        (43.0, {}, {}, 12),  # a round takes 3.5 s
+        (43.0, {"block": 1}, {}, 12),
+        (10.0, {}, {}, 7),  # the fewest of two levers
+        (1e5, {}, {}, 200),
+        (106.0, {"block": 2}, {"lead": 1, "turns": 2}, 10),
+        (57.0, {"ahead": True}, {"lead": 1, "turns": 1}, 8),
+        (1e5, {"ahead": True, "made": 3}, {"lead": 4, "turns": 4}, 40),
     ],
 )
 def test_levers_are_timed_in_as_many_rounds_as_the_rest_of_the_budget_allows(
-    options: dict[str, Any], pilot: Any, calls: dict[str, Any], rounds: int, clock: FakeClock,
+    budget_s: float, options: dict[str, Any], blocks: dict[str, int], rounds: int, clock: FakeClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The step takes a second, and with levers 0.5, 9 and 2 s; the first rounds take no time."""
@@ -1005,16 +968,17 @@ def test_levers_are_timed_in_as_many_rounds_as_the_rest_of_the_budget_allows(
         def prefetching(self) -> Any:
             return made and SimpleNamespace(ahead=made)
 
-    made, budget_s = options.pop("made", None), options.pop("budget_s", 43.0)
+    made, ahead = options.get("made"), options.get("ahead", False)
+    given = {word: value for word, value in options.items() if word != "made"}
     fed, ran = list[Any](), list[Any]()
     subject = Subject(lambda batch: None, [5], {}, {}, None)
     monkeypatch.setattr(measuring, "Bench", Bench)
-    measuring.time_levers(subject, [nullcontext] * 3, budget_s, lambda *_: None, warm=3, **options)
-    ahead = options.get("ahead", False)
+    measuring.time_levers(subject, [nullcontext] * 3, budget_s, lambda *_: None, warm=3, **given)
     assert fed == [(4, None if ahead else [5], 4, True)]
-    warm_up = [("blocks", [[0, 1, 2, 3]] * 1, {"lead": 0, "turns": 3}, None)] * ahead
-    assert ran[:-1] == [*warm_up, (pilot[0], [[0, 1, 2, 3]] * (1 if ahead else 3), pilot[1], budget_s)]
-    assert ran[-1] == (pilot[0], [[0, 1, 3]] * rounds, calls, round(1.15 * budget_s, 3))
+    kind, everyone = "blocks" if blocks else "rounds", [0, 1, 2, 3]
+    assert ran[:-2] == [("blocks", [everyone], {"lead": 0, "turns": 3}, None)] * ahead
+    assert ran[-2] == (kind, [everyone] * (1 if ahead else 3), blocks, budget_s)
+    assert ran[-1] == (kind, [[0, 1, 3]] * rounds, {"planned": rounds, **blocks}, round(1.15 * budget_s, 3))
 
 
 def test_the_peak_is_unknown_inside_the_steps_own_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
