@@ -97,28 +97,6 @@ def forward_and_backward(hand: ByHand, model: int, t: int) -> None:
     hand.node("MmBackward0", t + 500, t + 1000, 1)
 
 
-@pytest.mark.parametrize(("updates", "noted"), [(1, True), (2, True), (8, False)])
-def test_several_updates_in_a_step_cost_what_each_of_them_does_at_once(updates: int, noted: bool) -> None:
-    hand, model = one_layer()
-    for t in range(0, 10_000 * STEPS, 10_000):
-        forward_and_backward(hand, model, t)
-        for update in range(updates):
-            each = 2000 // updates
-            begin = t + 1000 + each * update
-            hand.event("Optimizer.step#SGD.step", begin, begin + each, "user_annotation")
-            for place in range(200 // updates):
-                hand.op("aten::add_", begin + 1 + 9.9 * place, begin + 5 + 9.9 * place)
-    optimizer = {"name": "o", "class": "SGD", "tensors": 200 // updates, "elements": 0, "groups": 1, "at_once": []}
-    recording = hand.recording(bare_cost={"op_ns": 1000.0}, parts={"optimizers": [optimizer], "loader": None})
-
-    loops = found(recording, "optimizer")
-
-    assert ("optimizer" in loops.index) == noted
-    if noted:
-        assert loops.loc["optimizer", "bound_ms"] == pytest.approx(2.0 - 200 * 1.2e-3, rel=0.01)
-        assert ("in 2 updates" in loops.loc["optimizer", "evidence"]) == (updates == 2)
-
-
 def test_an_update_without_an_optimizer_is_the_host_s_own_code() -> None:
     hand, model = one_layer()
     for t in range(0, 10_000 * STEPS, 10_000):

@@ -14,10 +14,9 @@ from perfnb.attribution.attribution import attribute
 from perfnb.attribution.blocks import Kind
 from perfnb.findings import gpu_facts as of_gpu
 from perfnb.findings.gpu_facts import Copies, GpuFacts, gpu_facts
-from perfnb.findings.rules.optimizer import optimizer_loop
 from perfnb.gpu.device_time import LAUNCH_NS
 from perfnb.recording.nesting import NONE
-from tests.findings.findings_recordings import facts, found
+from tests.findings.findings_recordings import found
 from tests.recordings import ByHand
 
 STEPS = 3
@@ -246,28 +245,6 @@ def test_a_step_is_no_longer_than_the_host_s_for_work_that_comes_much_later() ->
 
     assert facts_of(late).span_ms == pytest.approx(0.81, abs=0.01)
     assert facts_of(busy).span_ms == pytest.approx((3 * 0.81 + 9.2) / 3, abs=0.01)
-
-
-@pytest.mark.parametrize(("busy", "noted"), [(False, True), (True, False)])
-def test_a_loop_over_parameters_costs_nothing_while_the_gpu_works(busy: bool, noted: bool) -> None:
-    hand = ByHand()
-    for t in range(0, 20_000 * STEPS, 20_000):
-        hand.step(t, t + 5000)
-        hand.event("Optimizer.step#SGD.step", t + 1000, t + 5000, "user_annotation")
-        hand.kernel("gemm", t + 1, t + 10, t + (5000 if busy else 1000))
-        for place in range(50):
-            begin = t + 1001 + 79 * place
-            hand.op("aten::add_", begin, begin + 70)
-            if not busy:
-                hand.kernel("add", begin + 60, begin + 64, begin + 70)
-
-    loops = list(optimizer_loop(facts(hand.recording())))
-
-    assert bool(loops) == noted
-    if noted:
-        # 6 of each 79 µs are the GPU's.
-        assert loops[0].bound_ms == pytest.approx(4.0 - 50 * 0.006, abs=0.1)
-        assert "The GPU was idle for 3.7" in loops[0].evidence
 
 
 def test_idle_time_of_a_traced_step_shrinks_to_that_of_a_timed_one() -> None:

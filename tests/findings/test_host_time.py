@@ -83,15 +83,15 @@ def test_a_few_reads_are_no_loop() -> None:
 
 
 def test_a_loop_of_reads_begins_one_round_before_its_first_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten reads from 560 to 1470 ns, in a block from 100 to 2100; the round before them begins at 458.9."""
+    """Ten reads from 560 to 1469 ns, in a block from 100 to 2100; the round before them begins at 459."""
     ops = [
         *((400, 40, 30.0), (450, 1, 1.0), (459, 1, 1.0)),  # the last is in the first round, and costs what any op does
         *((700, 5, 60.0), (801, 5, 50.0), (810, 5, 49.0), (820, 40, 55.0)),  # long, or not; two are followed by a read
-        *((560 + 100 * place, 10, 90.0 if place == 5 else 10.0) for place in range(10)),
-        (1470, 5, 77.0),
+        *((560 + 100 * place, 9, 90.0 if place == 5 else 10.0) for place in range(10)),
+        (1469, 5, 77.0),
     ]
     table = pd.DataFrame(sorted(ops), columns=["start", "lasts", "whole_ns"]).assign(block=0)
-    rows = [table, pd.DataFrame({"start": [5000, 5100], "lasts": 10, "whole_ns": 10.0, "block": 1})]  # no loop
+    rows = [table, pd.DataFrame({"start": [5000, 5100], "lasts": 9, "whole_ns": 10.0, "block": 1})]  # no loop
     table = pd.concat(rows, ignore_index=True)
     table = table.assign(outer=True, end=table["start"] + table["lasts"], place=7 * table.index)
     known: Any = SimpleNamespace(
@@ -105,9 +105,9 @@ def test_a_loop_of_reads_begins_one_round_before_its_first_read(monkeypatch: pyt
     def loops(inside: int, after_backward: bool) -> list[list[float]]:
         known.blocks_inside = np.array([inside, 0])
         monkeypatch.setattr(synchronisation, "gaps_after_backward", lambda facts: np.array([after_backward, False]))
-        return [part.tolist() for part in synchronisation._loops(known, table[table["lasts"] == 10])]
+        return [part.tolist() for part in synchronisation._loops(known, table[table["lasts"] == 9])]
 
-    python_ns = 1000 * (1470 - (560 - 910 / 9) - 161) / (2000 - 202)  # 202 ns are in ops, and 161 of them in the loop
+    python_ns = 1000 * (1469 - 459 - 151) / (2000 - 192)  # 192 ns are in ops, and 151 of them in the loop
     assert loops(0, False) == [[pytest.approx(python_ns), 0.0], [20.0 + 60 + 49 + 55 + 9 * 20 + 90, 0.0]]
     assert loops(0, True)[1] == [454.0 + 50 + 77, 0.0]
     assert loops(1, True) == [[0.0, 0.0]] * 2

@@ -127,6 +127,58 @@ def test_a_line_switches_as_many_optimizers_as_it_names() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("changes", "bound_ms"),
+    [
+        ({}, 5 - 0.12),  # 100 parameters, each as long as 1.2 empty ops
+        ({"ops": ["add_"] * 79 + ["_local_scalar_dense"] * 9}, None),  # less than 40 in a step
+        ({"updates": 2.0}, None),
+        ({"updates": 2.0, "ops": ["add_"] * 160}, 5 - 0.24),
+        ({"ops": ["add_"] * 79 + ["sqrt"]}, 5 - 0.55),  # two moments
+        ({"ops": ["add_"] * 40 + ["mul_"] * 60, "optimizers": [{"class": "SGD"}]}, 5 - 0.036),  # 30 of one kind
+        ({"bare_op_ns": 0.0}, 5 - 0.078),
+        ({"bandwidth": 1e9}, 5 - 0.12 - 3.0),
+        ({"bandwidth": 1e9, "ops": ["add_"] * 79 + ["sqrt"], "updates": 1.0, "phase_ms": 9.0}, 9 - 0.55 - 7.0),
+        ({"phase_ms": 0.1}, 0.0),
+        ({"ops": ["_foreach_add_"] * 40 + ["add_"] * 40}, 5 - 0.12),
+        ({"ops": ["_foreach_add_"] * 41 + ["add_"] * 39}, None),  # most of the time is spent on all at once
+        ({"optimizers": [{"class": "LBFGS", "tensors": 100}]}, None),
+        ({"uses_torch": False}, None),
+        ({"gpu": SimpleNamespace(late_ms=lambda blocks: 1.0 * len(blocks))}, 2.0),
+        ({"gpu": SimpleNamespace(late_ms=lambda blocks: 9.0 * len(blocks))}, 5 - 0.12),
+    ],
+)
+def test_a_loop_over_parameters_could_save_all_but_one_update_of_all(
+    changes: dict[str, Any], bound_ms: float | None
+) -> None:
+    ops = [f"aten::{name}" for name in changes.pop("ops", ["add_"] * 80)]
+    frame = pd.DataFrame({"op": pd.Categorical(ops), "outer": True, "phase": "optimizer", "whole_ns": 10.0})
+    other = pd.DataFrame({"op": "aten::add_", "outer": [False, True], "phase": ["optimizer", "loss"], "whole_ns": 9.0})
+    phase_ms, bandwidth = changes.pop("phase_ms", 5.0), changes.pop("bandwidth", None)
+    blocks = pd.DataFrame({"phase": ["optimizer"] * 3 + ["loss"], "main": [True, True, False, True]})
+    modules = pd.DataFrame({"name": "net", "parent": [-1, 0], "parameters": 5, "parameter_bytes": 10**6})
+    known: dict[str, Any] = {
+        **{"uses_torch": True, "phases_ms": {"optimizer": phase_ms}, "updates": 1.0, "steps": 2, "gpu": None},
+        **{"optimizers": [{"name": "o", "class": "SGD", "tensors": 100}], "optimizer_classes": [], "bare_op_ns": 1e3},
+        **{"own_tables": frozenset(), "variables": {"o"}, "heaviest_ops": lambda ops: ["a"]},
+        "ops": pd.concat([frame, other.astype({"op": frame["op"].dtype})], ignore_index=True),
+        "shown_share": lambda phase: 0.5,
+        "figures": SimpleNamespace(
+            phases=pd.DataFrame({"ms": [phase_ms]}, index=["optimizer"]),
+            roofline=bandwidth and SimpleNamespace(bandwidth=bandwidth),
+        ),
+        "recording": SimpleNamespace(modules=modules),
+        "attribution": SimpleNamespace(host=SimpleNamespace(blocks=blocks)),
+    }
+    found = list(optimizer.optimizer_loop.search(SimpleNamespace(**known | changes)))
+
+    assert [one.bound_ms for one in found] == ([] if bound_ms is None else [pytest.approx(bound_ms)])
+    for one in found:
+        assert one.evidence.startswith(f"{'The optimizer' if 'optimizers' in changes else 'o.step()'} takes 50 % of")
+        assert (" in 2 updates. Updating" in one.evidence) == (changes.get("updates") == 2.0)
+        assert ("The GPU was idle for" in one.evidence) == ("gpu" in changes)
+
+
 def test_rates_of_products_are_compared_if_both_were_measured() -> None:
     assert "run 2.5 times as fast in float32" in double._rates(2e9, 5e9)
     assert "was not measured" in double._rates(0.0, 5e9)
