@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -233,3 +234,60 @@ def test_attention_is_within_a_step_and_a_thread() -> None:
     for differ in ([0, 1, 1], [0, 0, 1]):
         assert attentions(names, steps=differ)[1] == 0
         assert attentions(names, threads=differ)[1] == 0
+
+
+@pytest.mark.parametrize("worth", [True, False])
+def test_layers_with_attention_are_those_of_its_ops_if_it_is_worth_a_finding(
+    worth: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fusion, "_segments", lambda facts: (np.array([0, 1, 3, 4]), 2))
+    monkeypatch.setattr(fusion, "unfused_attention", lambda facts: ["a finding"] * worth)
+    facts: Any = SimpleNamespace(ops=pd.DataFrame({"layer": ["b", "", "x", "a", "b"]}), known={})
+    assert fusion.attention_layers(facts) == (["b", "a"] if worth else [])
+
+
+MUL, ADD = ("mul", 0, 30), ("add", 40, 20)  # a gap of 10 ns is no longer than the op before it
+
+
+@pytest.mark.parametrize(
+    ("ops", "members", "whole_ns", "one_pass_ns", "gaps_ns"),
+    [
+        ([MUL, ADD], [0, 1], 60, 30, [10, 0, 0]),
+        ([MUL, ("add", 60, 20)], [0, 1], 80, 30, [30, 0, 0]),
+        ([MUL, ("add", 61, 20)], [], 0, 0, [0, 0, 0]),  # other code runs for longer
+        ([MUL, ("add", 40, 10)], [0, 1], 50, 30, [10, 0, 0]),
+        ([MUL, ("add", 40, 9)], [], 0, 0, [0, 0, 0]),  # a tiny op ends the chain
+        ([MUL], [], 0, 0, [0, 0, 0]),
+        ([MUL, ("view", 30, 5), ADD], [0, 2], 60, 30, [10, 0, 0]),
+        ([MUL, ("mm", 30, 5), ADD], [], 0, 0, [0, 0, 0]),
+        ([MUL, ("sum", 40, 20), ("add", 60, 40), ("exp", 100, 50)], [0, 1, 2, 3], 150, 80, [10, 0, 0]),
+        ([ADD, MUL], [0, 1], 60, 30, [10, 0, 0]),  # in order of time
+        ([MUL, (*ADD, {"thread": 5})], [], 0, 0, [0, 0, 0]),
+        ([MUL, (*ADD, {"step": 1})], [], 0, 0, [0, 0, 0]),
+        ([MUL, (*ADD, {"outer": False})], [], 0, 0, [0, 0, 0]),
+        ([MUL, (*ADD, {"phase": "optimizer"})], [], 0, 0, [0, 0, 0]),
+        ([MUL, (*ADD, {"phase": "other"})], [0, 1], 60, 30, [10, 0, 0]),
+        ([MUL, (*ADD, {"phase": "other"}), ("mm", 900, 9, {"direction": "backward"})], [], 0, 0, [0, 0, 0]),
+        ([(*MUL, {"block": 1}), (*ADD, {"block": 2})], [0, 1], 60, 30, [10, 0, 0]),  # both are in the first block
+        ([(*MUL, {"block": 0}), (*ADD, {"block": 2})], [0, 1], 50, 30, [0, 0, 0]),
+        ([(*MUL, {"block": 1}), (*ADD, {"block": 1})], [0, 1], 57, 30, [0, 7, 0]),  # which has 7 ns outside ops
+    ],
+)
+def test_a_chain_is_of_long_elementwise_ops_back_to_back_in_a_thread_of_a_step(
+    ops: list[Any], members: list[int], whole_ns: float, one_pass_ns: float, gaps_ns: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    usual = {"thread": 0, "step": 0, "outer": True, "phase": "forward", "direction": "forward", "block": 0}
+    rows = [{"op": f"aten::{op[0]}", "start": op[1], "whole_ns": op[2], **usual, **dict(*op[3:])} for op in ops]
+    table = pd.DataFrame(rows).astype({"op": "category"})
+    monkeypatch.setattr(fusion, "attention_ops", lambda facts: np.zeros(len(ops), dtype=bool))
+    forest = SimpleNamespace(parent=np.array([-1, 0, 0]))
+    facts: Any = SimpleNamespace(
+        attribution=SimpleNamespace(cells=[0, 1, 2], host=SimpleNamespace(forest=forest)),
+        **{"ops": table.assign(end=table["start"] + table["whole_ns"]), "known": {}, "tiny_ns": 10},
+        **{"lines": np.arange(3), "left_ns": np.array([99.0, 7.0, 99.0])},
+    )
+    chains = fusion.chains_of(facts)
+    assert np.flatnonzero(chains.members).tolist() == members
+    assert (chains.whole_ns, chains.one_pass_ns, chains.gaps_ns.tolist()) == (whole_ns, one_pass_ns, gaps_ns)
+    assert chains.count == (0 if not members else 2 if len(members) == 4 else 1)

@@ -284,6 +284,58 @@ def test_the_host_s_own_work_could_be_named_if_each_traced_step_has_some(
 
 
 @pytest.mark.parametrize(
+    ("changes", "bound_ms", "said", "confidence"),
+    [
+        ({}, 4.5, "outside model, loss and optimizer: Python, or another library, 1.00 ms of it in ops.", "medium"),
+        ({"pauses_ms": [4.55]}, 0.2, "1.00 ms of it in ops.", "medium"),
+        ({"pauses_ms": [4.56]}, None, "", ""),
+        ({"python_ms": [9.75, 3.0, 9.0]}, 13.25, "around the loss: Python, or another library.", "medium"),
+        ({"after_ms": [0.25, 1.0, 9.0]}, 3.5, "outside model", "medium"),
+        ({"after_ms": [9.0, 1.0, 9.0]}, 2.75, "outside model", "medium"),
+        ({"loop_ms": [0.0, 1.0, 0.0]}, 3.5, "outside model", "medium"),  # where reads loop, their loop counts
+        ({"loop_ops_ms": [0.25, 0.0, 0.0]}, 4.0, "0.500 ms of it in ops.", "medium"),
+        ({"chosen": [False, False, False]}, None, "", ""),
+        ({"peak_bytes": 2**28}, 4.5, "outside model", "medium"),
+        ({"peak_bytes": 2**28 + 1}, 4.5, "outside model", "low"),
+        ({"peak_bytes": 2**28 + 1, "named": " Sampled."}, 4.5, "of it in ops. Sampled.", "medium"),
+    ],
+)
+def test_the_host_s_own_code_takes_what_neither_reads_nor_pauses_explain(
+    changes: dict[str, Any], bound_ms: float | None, said: str, confidence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sampled(facts: Any, phases: Any, ms: float) -> float:
+        assert phases == [["loss", "other"][place] for place in np.flatnonzero(known["chosen"])]
+        return ms
+
+    known: dict[str, Any] = {"python_ms": [1.0, 3.0, 9.0], "chosen": [True, True, False], "peak_bytes": None}
+    known |= {"after_ms": [0.25, 0.0, 9.0], "loop_ms": [0.0] * 3, "loop_ops_ms": [0.0] * 3, "named": ""}
+    known |= {"pauses_ms": [0.25, 0.25, 9.0]} | changes
+    after, loop, loop_ops = (1e6 * np.array(known[name]) for name in ("after_ms", "loop_ms", "loop_ops_ms"))
+    ops = 1e6 * np.array([0.5, 0.0, 9.0])
+    work = host.HostTime(1e6 * np.array(known["python_ms"]), ops, np.array(known["chosen"]))
+    reads = SimpleNamespace(looped=loop > 0, after_ns=after, loop_python_ns=loop, loop_ops_ns=loop_ops)
+    monkeypatch.setattr(host, "host_time", lambda facts, phases: work)
+    monkeypatch.setattr(host, "reads_of", lambda facts: reads)
+    monkeypatch.setattr(host, "not_below_samples", sampled)
+    monkeypatch.setattr(host, "lines_in_words", lambda facts, phases, ms: known["named"])
+    peak = known["peak_bytes"]
+    facts: Any = SimpleNamespace(
+        attribution=SimpleNamespace(cells=pd.DataFrame({"phase": ["loss", "other", "forward"]})),
+        figures=SimpleNamespace(memory=peak and SimpleNamespace(peak_bytes=peak)),
+        **{"lines_of_code": [], "pauses_ms": np.array(known["pauses_ms"]), "of_step": lambda ms: f"{ms:g} ms"},
+        **{"between_ops_ms": lambda ns: ns / 1e6, "per_step": lambda ns: 2 * ns / 1e6},
+    )
+    found = list(host.host_code.search(facts))
+    assert [(one.bound_ms, one.confidence) for one in found] == (
+        [] if bound_ms is None else [(pytest.approx(bound_ms), confidence)]
+    )
+    for one in found:
+        assert said in one.evidence
+        assert ("stacks=True" in one.advice, "Which function ran." in one.blind) == (not known["named"],) * 2
+        assert ("were sampled" in one.why) == bool(known["named"])
+
+
+@pytest.mark.parametrize(
     ("calls", "engines", "rounds"),
     [([0] * 16 + [3] * 4, 8, 8.0), ([0] * 16 + [3] * 4, 9, 0.0), ([0] * 4 + [3] * 6, 1, 3.0), ([], 0, 0.0)],
 )

@@ -20,7 +20,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import perfnb
-from perfnb import quantities as fmt
 from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED, Values
 from perfnb.errors import CaptureError
 from perfnb.remedies import lever as lever_module
@@ -31,6 +30,7 @@ from perfnb.remedies.levers import by_name
 from perfnb.remedies.levers.compiling import compiled
 from perfnb.remedies.loop import LeverLoop
 from perfnb.remedies.measuring import peak_bytes
+from perfnb.remedies.state import digest
 from perfnb.remedies.subject import Subject, find_subject
 from perfnb.remedies.try_levers import LeverRequest, run_trials
 from perfnb.remedies.values import Yardstick, check, measure_yardstick
@@ -93,22 +93,6 @@ def test_the_budget_holds(step_s: float, clock: FakeClock, monkeypatch: pytest.M
     assert (clock.now_ns - begin) / 1e9 <= 1.2 * 120
     assert found.best == ("half",)
     assert found.table["ratio"].notna().sum() >= (3 if step_s < 1 else 1)
-
-
-def test_everything_that_is_said_of_a_kept_lever_is_of_one_measurement(
-    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wait = Waiting(clock, 0.1)
-    plant(monkeypatch, switched("half", wait.shorter(0.5)))
-    found = perfnb.try_levers(training(pause=wait)[0], levers=["half"], budget_s=30)
-    row, confirmed, step_ms = found.table.loc["half"], found.figures.confirmed, found.figures.step_ms
-    assert confirmed is found.figures.trials[0]
-    assert row["saves_ms"] == pytest.approx(step_ms * (1 - row["ratio"]), rel=1e-12)
-    said, ratio = str(found), fmt.with_interval(fmt.ratio(row["ratio"]), row["ratio"], confirmed.ratio_ci)
-    saved = f"{fmt.duration(row['saves_ms'])} saved ({fmt.share(1 - row['ratio'])} less)"
-    assert f"step {fmt.duration(step_ms)}" in said
-    assert f"Keep half: {saved}" in said
-    assert ratio in said
 
 
 def test_levers_that_could_not_be_timed_are_told_which_budget_would_do(
@@ -355,6 +339,47 @@ def test_the_truth_is_in_float64_or_else_with_another_number_of_threads(
     assert (last.get("float64", False), count == threads) == ((False, False) if why_not else (True, True))
     idle = PreparedLever(switched("idle", lambda _: nullcontext()), nullcontext)
     assert check([idle], subject, Yardstick({}, {}, "", random=False, repeats=False)).verdict == UNCHECKED
+
+
+def test_results_are_outputs_by_call_first_gradients_and_the_state_after_all_steps() -> None:
+    model, x = nn.Linear(2, 1), torch.ones(1, 2)
+    opt = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def step() -> None:
+        opt.zero_grad()
+        (model(x) + model(2 * x)).sum().backward()
+        opt.step()
+
+    before = torch.get_rng_state()
+    subject = find_subject(step, None, namespace_of(step))
+    weight, bias = model.weight.detach().clone(), model.bias.detach().clone()
+    for steps, when in ((1, "after the step"), (3, "after 3 steps")):
+        found = values.results_of(subject, steps=steps)
+        assert {name: value.flatten().tolist() for name, value in found.items() if value is not None} == {
+            "output 0 of model, call 0": pytest.approx([float(weight.sum() + bias)]),
+            "output 0 of model, call 1": pytest.approx([float(2 * weight.sum() + bias)]),
+            "gradient of model.weight": [3.0, 3.0],
+            "gradient of model.bias": [2.0],
+            f"model.weight {when}": pytest.approx((weight - 3 * steps).flatten().tolist()),
+            f"model.bias {when}": pytest.approx((bias - 2 * steps).tolist()),
+        }
+    assert torch.equal(model.weight, weight)
+    assert torch.equal(torch.get_rng_state(), before)
+    silent = Subject(lambda: (torch.ones(2), torch.rand(3)), None, {}, {}, None)
+    first, other = (values.results_of(silent, seed_shift=shift) for shift in (0, 1))
+    assert list(first) == ["output 0 of the step, call 0", "output 1 of the step, call 0"]
+    differing = [name for name, one in first.items() if one is not None and not torch.equal(one, other[name])]
+    assert differing == ["output 1 of the step, call 0"]
+
+
+def test_digests_differ_if_values_types_shapes_or_nesting_do() -> None:
+    one = torch.arange(4.0)
+    different = [
+        *(one, one.double(), one.reshape(2, 2), one + 1, [one], [[one]], [one, one], {"a": one}, {"b": one}),
+        *([1, 2], [2, 1], [[1], 2], (1,), 1, 1.5, "1", None, np.arange(4.0), np.arange(1.0, 5.0)),
+    ]
+    assert len({digest(each) for each in different}) == len(different)
+    assert digest({"a": [one.clone(), (1, np.arange(4.0))]}) == digest({"a": (one.clone(), [1, np.arange(4.0)])})
 
 
 # Loaders that know their position
