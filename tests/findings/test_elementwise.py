@@ -107,23 +107,18 @@ def test_with_a_known_peak_the_fused_op_takes_the_time_of_its_arithmetic() -> No
     assert bound_ms(trained(), [10**8, 5 * 10**8]) == pytest.approx(4.0 - 0.2 / 0.7 - 0.4 / 0.5, rel=0.01)
 
 
-def chain(pause: float = 0.0, last: str = "aten::add", nodes: bool = False) -> ByHand:
-    """Return a product of 1 ms, then mul, add and tanh of 1, 2 and 3 ms with pauses between them; or their backward
-    nodes.
-    """
+def chain(nodes: bool = False) -> ByHand:
+    """Return a product of 1 ms, then mul, add and tanh of 1, 2 and 3 ms, or their backward nodes."""
     hand, model = one_layer()
     for number in range(STEPS):
         t = 20_000 * number
-        hand.step(t - 1, t + 7001 + 2 * pause)
-        begin, names = t + 1000, ["mul", last.removeprefix("aten::"), "tanh"]
-        hand.call(model, t, t + (1000 if nodes else 7000 + 2 * pause)).op("aten::mm", t + 1, t + 999, number)
-        for place, name in enumerate(names):
-            end = begin + 1000 * (place + 1)
+        hand.step(t - 1, t + 7001)
+        hand.call(model, t, t + (1000 if nodes else 7000)).op("aten::mm", t + 1, t + 999, number)
+        for name, begin, end in (("mul", 1000, 2000), ("add", 2000, 4000), ("tanh", 4000, 7000)):
             if nodes:
-                hand.node(f"{name.title()}Backward0", begin, end, number)
+                hand.node(f"{name.title()}Backward0", t + begin, t + end, number)
             else:
-                hand.op(f"aten::{name}", begin, end)
-            begin = end + pause
+                hand.op(f"aten::{name}", t + begin, t + end)
     return hand
 
 
@@ -135,18 +130,6 @@ def test_of_a_chain_of_elementwise_ops_one_pass_stays(nodes: bool) -> None:
     assert "torch.compile" in finding["advice"]
     assert "3 elementwise ops per step" in finding["evidence"]
     assert finding["rows"][0] == {"kind": "layer", "name": "model"}
-
-
-def test_memory_given_back_between_ops_of_a_chain_is_a_part_of_it_and_longer_code_is_not() -> None:
-    (near,) = elementwise_chains(facts(chain(pause=500)))
-    far = elementwise_chains(facts(chain(pause=4000)))
-
-    assert near.bound_ms == pytest.approx(6 + 1 - 3, rel=0.01)
-    assert far == []
-
-
-def test_a_product_between_elementwise_ops_parts_a_chain() -> None:
-    assert elementwise_chains(facts(chain(last="aten::mm"))) == []
 
 
 def test_memory_given_back_in_a_chain_is_no_host_code() -> None:
@@ -162,19 +145,6 @@ def test_memory_given_back_in_a_chain_is_no_host_code() -> None:
     assert table["bound_ms"].iloc[0] == pytest.approx(10 + 9 * 0.5 - 1, rel=0.01)
     assert table["code"].iloc[0] == ""
     assert "compile the function that computes it" in table["advice"].iloc[0]
-
-
-def test_an_update_by_hand_is_no_chain() -> None:
-    hand, model = one_layer()
-    for number in range(STEPS):
-        t = 20_000 * number
-        hand.step(t - 1, t + 7001)
-        hand.call(model, t, t + 1000).op("aten::mm", t, t + 1000, number)
-        hand.node("MmBackward0", t + 1000, t + 2000, number)
-        for place in range(5):
-            hand.op("aten::add_", t + 2000 + 1000 * place, t + 3000 + 1000 * place)
-
-    assert "memory bandwidth" not in found(hand.recording(), "memory bandwidth").index
 
 
 def test_attention_is_not_told_again_as_memory_traffic() -> None:

@@ -90,38 +90,6 @@ def test_small_ops_count_with_all_that_lies_around_them() -> None:
     assert overhead["rows"][0] == {"kind": "layer", "name": "model"}
 
 
-def forward_and_backward(hand: ByHand, model: int, t: int) -> None:
-    """A step of 3 ms whose first is the model's, forward and backward; what updates it has the rest."""
-    hand.step(t, t + 3000)
-    hand.call(model, t, t + 500).op("aten::mm", t + 1, t + 499, 1)
-    hand.node("MmBackward0", t + 500, t + 1000, 1)
-
-
-def test_an_update_without_an_optimizer_is_the_host_s_own_code() -> None:
-    hand, model = one_layer()
-    for t in range(0, 10_000 * STEPS, 10_000):
-        forward_and_backward(hand, model, t)
-        for place in range(200):
-            hand.op("aten::add_", t + 1001 + 9.9 * place, t + 1005 + 9.9 * place)
-
-    table = found(hand.recording(), "optimizer", "host code")
-
-    assert "optimizer" not in table.index
-    assert table.loc["host code", "bound_ms"] == pytest.approx(2.0, rel=0.02)
-
-
-def test_an_optimizer_that_updates_all_at_once_is_no_loop() -> None:
-    hand, model = one_layer()
-    for t in range(0, 10_000 * STEPS, 10_000):
-        hand.step(t, t + 3000)
-        hand.call(model, t, t + 500).op("aten::mm", t + 1, t + 499)
-        hand.event("Optimizer.step#Adam.step", t + 500, t + 3000, "user_annotation")
-        for place in range(60):
-            hand.op("aten::_foreach_add_", t + 501 + 40 * place, t + 540 + 40 * place)
-
-    assert "optimizer" not in found(hand.recording(), "optimizer").index
-
-
 def attention(hand: ByHand, t: float) -> None:
     hand.op("aten::matmul", t, t + 300).event("aten::bmm", t + 50, t + 290)
     hand.op("aten::div", t + 300, t + 400)

@@ -191,17 +191,6 @@ def test_what_other_threads_do_is_no_host_work() -> None:
     assert facts_of(hand).doing.seen < 0.01  # the launching calls
 
 
-@pytest.mark.parametrize("stream_wait", [False, True])
-def test_a_gpu_that_idles_for_no_reason_on_record_is_said_to(stream_wait: bool) -> None:
-    hand = two_kernels(5000, stream_wait, launched_at=50)
-
-    (idle,) = found(hand.recording(), "unexplained idle time").to_dict("records")
-
-    assert idle["confidence"] == "low"
-    assert idle["bound_ms"] == pytest.approx(5)
-    assert ("waited for an event" in idle["evidence"]) == stream_wait
-
-
 def test_a_copy_that_may_itself_have_waited_is_told_with_low_confidence() -> None:
     hand = two_kernels(5000, stream_wait=True, launched_at=50)
     for number in range(STEPS):

@@ -107,6 +107,8 @@ def test_the_copies_of_each_direction_are_counted() -> None:
         (["AdamW"], False, ": construct torch.optim.AdamW with fused=True"),
         (["Adam", "AdamW"], True, ": construct torch.optim.Adam and torch.optim.AdamW with fused=True"),
         (["RMSprop"], True, ": construct torch.optim.RMSprop with foreach=True"),
+        (["Adagrad"], False, ": construct torch.optim.Adagrad with fused=True"),
+        (["Adagrad"], True, ": construct torch.optim.Adagrad with foreach=True"),
         (["AdamW", "RMSprop"], False, ": most of torch's optimizers accept fused=True or foreach=True"),
         (["AdamW", "Mine"], False, ": most of torch's optimizers accept fused=True or foreach=True"),
         (["Mine", "Yours"], False, ": torch._foreach_add_ and similar functions accept lists of tensors"),
@@ -247,17 +249,6 @@ def test_when_compiling_is_proposed(
     assert proposed_code.shown(line, {"net"}) == code
 
 
-def test_the_host_s_share_of_idle_time_on_a_gpu_could_be_named_by_samples() -> None:
-    gpu = SimpleNamespace(idle_by={"host": 3.0, "launches": 2.0})
-    facts: Any = SimpleNamespace(live=True, steps=99, gpu=gpu, share=lambda ms: ms / 10)
-
-    assert host.unnamed_share(facts) == 0.3
-    facts.live = False
-    assert host.unnamed_share(facts) == 0.0
-    facts.live, facts.steps = True, 1
-    assert host.unnamed_share(facts) == 0.0
-
-
 @pytest.mark.parametrize(
     ("python_ms", "ops_ms", "pauses_ms", "share"),
     [
@@ -281,6 +272,12 @@ def test_the_host_s_own_work_could_be_named_if_each_traced_step_has_some(
         **{"between_ops_ms": lambda ns: ns / 2e6, "per_step": lambda ns: 3 * ns / 2e6},
     )
     assert host.unnamed_share(facts) == pytest.approx(share)
+    facts.gpu = SimpleNamespace(idle_by={"host": 3.0, "launches": 2.0})
+    assert host.unnamed_share(facts) == 0.3
+    facts.steps = 1
+    assert host.unnamed_share(facts) == 0.0
+    facts.live, facts.steps = False, 2
+    assert host.unnamed_share(facts) == 0.0
 
 
 @pytest.mark.parametrize(

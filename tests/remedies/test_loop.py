@@ -813,44 +813,6 @@ def test_what_preparing_and_checking_a_lever_takes_and_shows(
 
 
 @pytest.mark.parametrize(
-    ("allowed", "confirm", "measured", "kept", "prepared"),
-    [
-        ({"own": "ab", "kept": "ab", "": "ab"}, True, True, True, ["b"]),
-        ({"own": "", "kept": "ab", "": "ab"}, True, False, False, []),
-        (
-            {"own": "a", "kept": "", "": "b"},
-            True,
-            True,
-            False,
-            ["b"],
-        ),  # better than none
-        ({"own": "a", "kept": "", "": "b"}, False, True, False, ["b"]),
-        ({"own": "a", "kept": "a", "": "b"}, True, True, True, []),  # preparing the other one failed
-    ],
-)
-def test_levers_are_prepared_as_long_as_there_is_time_to_time_and_confirm_them(
-    allowed: dict[str, str], confirm: bool, measured: bool, kept: bool, prepared: list[str],
-    trial: Trial, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    given = trial(confirm=confirm, left_s=100.0)
-    budget, calls = given.loop.budget, list[str]()
-    a, b = given.lever("a"), given.lever("b")
-
-    def allows(lever: Lever, ready: Any = (), beside: int = 0) -> bool:
-        assert beside in (0, 14)
-        return lever.name in allowed["own" if beside else "kept" if budget.kept_s else ""]
-
-    monkeypatch.setattr(budget, "allows", allows)
-    monkeypatch.setattr(given.loop, "_measure_own", lambda: calls.append("own"))
-    monkeypatch.setattr(given.loop, "_ready", lambda stack, lever, _: None if lever.name == "a" else b)
-    with ExitStack() as stack:
-        ready = given.loop._prepare(stack, [(one.lever, one.trial) for one in (a, b)])
-    assert [one.lever.name for one in ready] == prepared
-    assert calls == ["own"] * measured
-    assert budget.kept_s == pytest.approx(25.0 if kept else 0.0, abs=1e-3)
-
-
-@pytest.mark.parametrize(
     ("need_s", "too_slow_s", "enough"), [(100, 0.0, None), (101, 0.0, 101), (50, 2.0, 120), (130, 2.0, 130)]
 )
 def test_levers_without_time_are_told_what_would_be_enough(
