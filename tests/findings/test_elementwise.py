@@ -51,6 +51,7 @@ def test_attention_counts_its_backward_nodes_less_what_the_fused_one_computes() 
     (forward,) = unfused_attention(facts(trained(elsewhere=True)))
 
     assert forward.bound_ms == pytest.approx(1.0 - 0.24 - 0.26, rel=0.01)
+    assert [tuple(row) for row in forward.rows] == [("layer", "model"), ("op", "aten::_softmax")]
     # Of the products 1.8 ms lie in the backward pass, where the fused op computes one of forward's again.
     assert both.bound_ms == pytest.approx(4.0 - 0.24 - 0.26 - 1.25 * 1.8, rel=0.01)
 

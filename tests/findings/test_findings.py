@@ -57,23 +57,6 @@ def test_a_step_of_one_long_op_has_nothing_wrong_and_says_what_it_is_bound_by() 
     assert verdict.finding is None
 
 
-def test_what_python_does_after_a_read_counts_up_to_the_next_op() -> None:
-    hand, model = one_layer()
-    for t in range(0, 10_000 * STEPS, 10_000):
-        hand.step(t, t + 5000)
-        hand.call(model, t, t + 2000).op("aten::mm", t + 1, t + 1999)
-        hand.op("aten::item", t + 2000, t + 2010)
-        hand.event("aten::_local_scalar_dense", t + 2001, t + 2009)
-        hand.op("aten::add", t + 4030, t + 4990)
-
-    read = found(hand.recording(), "synchronisation").loc["synchronisation"]
-
-    # 10 µs of the read, and 2,020 µs of Python, of which 20 would be there anyway.
-    assert read["bound_ms"] == pytest.approx(2.01)
-    assert "1 read of results per step (.item())" in read["evidence"]
-    assert {"kind": "op", "name": "aten::item"} in read["rows"]
-
-
 def test_small_ops_count_with_all_that_lies_around_them() -> None:
     hand, model = one_layer()
     for t in range(0, 10_000 * STEPS, 10_000):
@@ -95,19 +78,6 @@ def attention(hand: ByHand, t: float) -> None:
     hand.op("aten::div", t + 300, t + 400)
     hand.op("aten::softmax", t + 400, t + 700).event("aten::_softmax", t + 410, t + 690)
     hand.op("aten::matmul", t + 700, t + 1000).event("aten::bmm", t + 710, t + 970)
-
-
-def test_softmax_between_two_batched_products_is_attention() -> None:
-    hand, model = one_layer()
-    for t in range(0, 2000 * STEPS, 2000):
-        hand.step(t - 1, t + 1001)
-        hand.call(model, t, t + 1000)
-        attention(hand, t)
-
-    unfused = found(hand.recording(), "attention unfused").loc["attention unfused"]
-
-    assert unfused["bound_ms"] == pytest.approx(1 - 0.24 - 0.26)
-    assert unfused["rows"][0] == {"kind": "layer", "name": "model"}
 
 
 def test_ops_are_small_by_what_they_take_without_tracing() -> None:

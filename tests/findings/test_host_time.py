@@ -132,12 +132,15 @@ def test_the_advice_on_a_read_follows_from_what_takes_longer(after: int, advice:
         hand.step(t, t + 3000)
         trained(hand, model, t)
         optimized(hand, t + 1000)
-        hand.op("aten::item", t + 1200, t + 1600).op("aten::eq", t + 1600 + after, t + 2900)
+        hand.op("aten::item", t + 1200, t + 1600).event("aten::_local_scalar_dense", t + 1300, t + 1400)
+        hand.op("aten::eq", t + 1600 + after, t + 2900)
 
     read = found(hand.recording(), "synchronisation").loc["synchronisation"]
 
     assert read["bound_ms"] == pytest.approx(0.4 + (after - 20) / 1000)
     assert read["advice"].startswith(advice)
+    assert read["evidence"].startswith("1 read of results per step (.item()): ")
+    assert read["rows"] == [{"kind": "op", "name": "aten::item"}]
     assert (
         f"0.400 ms in the reads, followed by 0.{after - 20} ms of Python before the next op starts" in read["evidence"]
     )

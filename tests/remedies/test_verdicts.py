@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED, Errors, Values, judge_values
+from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED, Values
 from perfnb.remedies import lever as lever_module
 from perfnb.remedies import values
 from perfnb.remedies.budget import LeverPlan, TrialBudget, plan_for
@@ -40,35 +40,6 @@ def test_a_verdict_agrees_with_its_interval() -> None:
     assert as_its_interval("slower", (1.01, 1.22)) == "slower"
     assert as_its_interval("faster", (0.9, 0.99)) == as_its_interval("faster", None) == "faster"
     assert as_its_interval("same", (0.99, 1.01)) == "same"
-
-
-def errors(own: float, lever: float, **rest: object) -> Errors:
-    return Errors(**{"equal": False, "own": {"loss": own}, "other": {"loss": lever}, **rest})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("found", "options", "verdict"),
-    [
-        (errors(1e-7, 1e-7, equal=True), {}, SAME),
-        (errors(1e-7, 1e-5), {}, NOISE),
-        (errors(1e-7, 1e-3), {}, DIFFERENT),
-        (errors(1e-2, 2.5e-2), {}, NOISE),
-        (errors(1e-7, 1e-2), {"lowers": "bfloat16"}, REDUCED),
-        (errors(1e-7, 0.9), {"lowers": "bfloat16"}, DIFFERENT),
-        (errors(1e-7, 1e-2, not_finite=("loss",)), {"lowers": "bfloat16"}, DIFFERENT),
-        (errors(1e-7, 1e-7, vanished=("gradient",)), {}, DIFFERENT),
-        (errors(1e-7, 0.3, random=True), {"reorders": True}, UNCHECKED),
-        (errors(1e-7, 0.3, random=True), {}, DIFFERENT),
-        (errors(1e-7, float("inf")), {}, DIFFERENT),
-    ],
-)
-def test_a_verdict_on_values(found: Errors, options: dict[str, object], verdict: str) -> None:
-    assert judge_values(found, **options).verdict == verdict  # type: ignore[arg-type]
-
-
-def test_a_verdict_names_the_worst_result() -> None:
-    found = Errors(False, {"a": 1e-7, "b": 1e-7}, {"a": 1e-2, "b": 0.5})
-    assert judge_values(found).why.startswith("b is off by 0.5")
 
 
 @pytest.mark.parametrize(
