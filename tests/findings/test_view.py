@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from perfnb.draw.as_html import section_html
@@ -44,6 +46,17 @@ def test_the_finding_of_the_verdict_comes_first() -> None:
     second = Findings(three.table, type(three.verdict)("Bound by memory.", "", "Fuse.", 1), three.step_ms)
     assert [card.title for card in finding_cards(second).cards][:2] == ["memory bandwidth", "input pipeline"]
     assert document_verdict(second).selects == "findings"
+
+
+def test_a_card_leaves_out_what_the_verdict_says() -> None:
+    three = samples.three()
+    why, more = "Look. The step waits 6.15 ms for its batch.", "Use 2 workers. Or fuse them."
+    said = replace(three, verdict=replace(three.verdict, why=why, next=more))
+    cards = finding_cards(said).cards
+    assert [(card.evidence, card.advice) for card in cards[:2]] == [("", ""), ("Layers wait for memory.", "Fuse them.")]
+    verdict = document_verdict(replace(said, verdict=replace(said.verdict, finding=1)))
+    assert (verdict.why, verdict.confidence) == (f"{why} Guessed.", "low")
+    assert document_verdict(said).why == why
 
 
 def test_memory_that_grows_is_not_said_to_be_saved() -> None:
