@@ -66,6 +66,9 @@ def test_figures_of_a_gpu_are_those_of_its_work_per_step() -> None:
         hand.rows[-1]["stream"] = 8
         hand.kernel("Memcpy HtoD (Pinned -> Device)", t + 716, t + 725, t + 765, category="gpu_memcpy")
         hand.rows[-1]["stream"] = 9
+        for place, call in enumerate(("cudaFree", "hipMemcpyWithStream", "cudaDeviceSynchronize", "cudaMalloc")):
+            kind = "cpu_op" if call == "cudaMalloc" else "cuda_runtime"
+            hand.event(call, t + 800 + 20 * place, t + 810 + 21 * place, kind)
 
     gpu = facts_of(hand)
 
@@ -73,10 +76,12 @@ def test_figures_of_a_gpu_are_those_of_its_work_per_step() -> None:
     assert (gpu.span_ms, gpu.busy_ms, gpu.idle_ms) == pytest.approx((1.0, busy_ms, 1.0 - busy_ms))
     assert (gpu.communication_ms, gpu.exposed_ms, gpu.copies_ms) == pytest.approx((0.03, 0.02, 0.025))
     assert {cause: ms for cause, ms in gpu.idle_by.items() if ms} == pytest.approx(
-        {"launches": 0.7955, "dependency": 0.01, "awaited": 0.011}
+        {"launches": 0.7745, "dependency": 0.01, "awaited": 0.011, "allocator": 0.01, "copies": 0.011}
     )
     assert (gpu.kernels, gpu.short_share, gpu.graph_share) == (16.0, 1 / 14, 9 / 16)  # one of 14 kernels took 0.5 µs
     assert (gpu.call_us, gpu.kernel_us) == (1.0, 2.5)
+    spent = {cause: (round(ms, 6), calls) for cause, (ms, calls) in gpu.calls_ms.items()}
+    assert spent == {"allocator": (0.01, 2), "copies": (0.011, 2), "synchronisation": (0.012, 2)}
     assert gpu.late_ops == ["aten::mm", "aten::mul", "aten::add"]
     assert gpu.kernel_names.tolist() == ["gemm", "ncclDevKernel_AllReduce", "in a graph", "mul", "add"]
 

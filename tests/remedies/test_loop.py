@@ -888,6 +888,16 @@ def test_the_profile_before_a_trial_is_short_and_of_memory_only_where_that_count
     assert plans == [(4.0, False), (4.0, True)]
 
 
+@pytest.mark.parametrize(("most_s", "step_s", "left"), [(0.1005, 0.03, []), (0.0995, 0.1, [40, 30])])
+def test_a_step_runs_two_more_times_if_the_first_one_was_short(
+    most_s: float, step_s: float, left: list[int], clock: FakeClock
+) -> None:
+    ms = iter([100, 40, 30])
+    subject = Subject(lambda: clock.pass_exactly(next(ms)), None, {}, {}, None)
+    assert measuring.step_seconds(subject, most_s) == pytest.approx(step_s, rel=1e-3)
+    assert list(ms) == left
+
+
 def test_preparing_a_lever_takes_what_its_steps_take_longer(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs, takes_s = [0], iter([1.0, 0.5])
 
