@@ -416,13 +416,21 @@ def test_a_pause_stops_the_second_loader() -> None:
     stopped.stop.assert_called_once_with()
 
 
-def test_a_second_loader_s_workers_end_with_it() -> None:
+def test_a_second_loader_s_workers_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     loader: Any = SimpleNamespace(_iterator=None)
     loading._end_workers(loader)
     iterator = loader._iterator = Mock()
     loading._end_workers(loader)
     iterator._shutdown_workers.assert_called_once_with()
     assert loader._iterator is None
+
+    ended, own = list[Any](), DataLoader(Numbers(4))
+    monkeypatch.setattr(loading, "_end_workers", ended.append)
+    rest = rest_of(own, 1, fails)
+    rest.stop()
+    with loading._workers(Subject(print, own, {}, {}, ("own", own), chosen={"workers": 1})) as ahead:
+        assert (ended, ahead.num_workers) == ([rest._second], 1)
+    assert ended == [rest._second, ahead]
 
 
 # A second loader on the rest of the data
