@@ -56,13 +56,10 @@ def found(rule: Any, recording: Recording) -> list[Finding]:
     return list(rule(facts))
 
 
-def test_a_step_that_waits_for_collectives_is_told_what_perfect_overlap_would_give() -> None:
+def test_a_wait_for_collectives_is_reported_if_it_is_long() -> None:
     (one,) = found(exposed_on_host, ddp(wait=3000))
 
     assert one.bound_ms == pytest.approx(3.0, abs=0.02)
-    assert "Perfect overlap would save all of this time." in one.evidence
-    (more,) = found(exposed_on_host, ddp(wait=8000))
-    assert "would save 1.9" in more.evidence or "would save 2.0" in more.evidence
     assert found(exposed_on_host, ddp(wait=100)) == []
 
 
@@ -81,7 +78,7 @@ def test_collectives_are_in_flight_as_much_shorter_as_timed_steps_wait_for_them(
     exposed_ms: float, traced_ms: float, step_ms: float, flying: str, hidden: str, saves: str
 ) -> None:
     """In each of two traced steps, three collectives take 4, 5 and 3 ms, and together 6 ms."""
-    rows = [(start, start + length) for step in (0, 100) for start, length in ((0, 4), (1, 5), (3, 3))]
+    rows = [(step + start, step + end) for step in (0, 100) for start, end in ((0, 4), (1, 6), (3, 6))]
     calls = pd.DataFrame(rows, columns=["start_ns", "end_ns"]) * 10**6
     calls = calls.assign(collective=["allreduce", "allgather", "allreduce"] * 2, exposed_ns=traced_ms * 1e6 / 3)
     facts: Any = SimpleNamespace(
@@ -143,8 +140,9 @@ def test_many_small_buckets_are_found_with_the_line_that_makes_fewer() -> None:
 
     assert one.bound_ms == pytest.approx(0.9 * 3.0, abs=0.1)
     assert one.code == "net = torch.nn.parallel.DistributedDataParallel(net.module, bucket_cap_mb=25)"
-    assert found(small_buckets, ddp(buckets=10, wait=3000, size=2**20)) == []
-    assert found(small_buckets, ddp(buckets=2, wait=3000)) == []
+    assert len(found(small_buckets, ddp(buckets=6, wait=3000, size=2**18 - 1))) == 1
+    assert found(small_buckets, ddp(buckets=6, wait=3000, size=2**18)) == []  # a MiB each
+    assert found(small_buckets, ddp(buckets=5, wait=3000)) == []
 
 
 @pytest.mark.parametrize(
