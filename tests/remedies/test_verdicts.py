@@ -261,7 +261,8 @@ def test_if_all_levers_are_hopeless_nothing_more_is_timed(clock: FakeClock) -> N
         clock.pass_exactly(10 if torch.is_grad_enabled() else 501)
 
     runs = list[int]()
-    alone = time_levers(Subject(step, None, {}, {}, None), [torch.no_grad], 10.0, lambda *_: None)
+    subject = Subject(step, None, {}, {}, None)
+    alone = time_levers(subject, [torch.no_grad], 10.0, lambda *_: None, warm=2, block=1, ahead=False)
     assert np.isnan(alone).all()
     assert (alone.shape, len(runs)) == ((2, 2), 4)
 
