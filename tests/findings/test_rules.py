@@ -284,7 +284,6 @@ def test_the_host_s_own_work_could_be_named_if_each_traced_step_has_some(
     ("changes", "bound_ms", "said", "confidence"),
     [
         ({}, 4.5, "outside model, loss and optimizer: Python, or another library, 1.00 ms of it in ops.", "medium"),
-        ({"pauses_ms": [4.55]}, 0.2, "1.00 ms of it in ops.", "medium"),
         ({"pauses_ms": [4.56]}, None, "", ""),
         ({"python_ms": [9.75, 3.0, 9.0]}, 13.25, "around the loss: Python, or another library.", "medium"),
         ({"after_ms": [0.25, 1.0, 9.0]}, 3.5, "outside model", "medium"),
