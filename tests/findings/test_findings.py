@@ -128,6 +128,7 @@ def test_what_is_urgent_comes_first_and_what_others_may_have_caused_last() -> No
 def test_a_finding_has_no_more_confidence_than_it_may_and_tells_the_reason() -> None:
     finding = Finding("a", 1.0, "b", "high", "c", "d")
 
+    assert finding.at_most("high", "Few.") is finding
     assert finding.at_most("medium", "Few.").why == "Few. c"
     assert finding.at_most("medium", "Few.").at_most("low", "Busy.") == replace(
         finding, confidence="low", why="Busy. Few. c"

@@ -304,6 +304,7 @@ def test_a_step_without_a_model_takes_the_levers_that_need_none() -> None:
     plain = torch.ones(3)
     with torch.inference_mode():
         constant = torch.ones(3)  # which has no version
+    assert find_subject(lambda: nn.Tanh()(plain), None, {}).models == {}  # an activation has nothing to put back
     names = ["gc_freeze", "compile"]
     table = perfnb.try_levers(lambda: plain * constant, levers=names, budget_s=30).table
     assert table["values"]["gc_freeze"] == SAME
