@@ -147,7 +147,6 @@ def test_a_line_switches_as_many_optimizers_as_it_names() -> None:
         ({"optimizers": [{"class": "LBFGS", "tensors": 100}]}, None),
         ({"uses_torch": False}, None),
         ({"gpu": SimpleNamespace(late_ms=lambda blocks: 1.0 * len(blocks))}, 2.0),
-        ({"gpu": SimpleNamespace(late_ms=lambda blocks: 9.0 * len(blocks))}, 5 - 0.12),
     ],
 )
 def test_a_loop_over_parameters_could_save_all_but_one_update_of_all(
@@ -254,7 +253,6 @@ def test_when_compiling_is_proposed(
     [
         ((0.1, 0.1, 0.3), (0.0, 0.0, 0.0), (0.0,), 0.02),
         ((0.1, 0.099, 0.3), (0.0, 0.0, 0.0), (0.0,), 0.0),  # less than 0.2 ms in the first step
-        ((0.9, 0.1, 0.3), (0.0, 0.0, 0.0), (0.0,), 0.03),
         ((0.1, 0.1, 0.3), (0.2, 0.0, 0.1), (0.0,), 0.06),  # ops take three times as long
         ((0.9, 0.1, 0.3), (0.0, 0.0, 0.0), (0.05, 0.05, 7.0), 0.025),
     ],
@@ -291,7 +289,6 @@ def test_the_host_s_own_work_could_be_named_if_each_traced_step_has_some(
         ({"loop_ms": [0.0, 1.0, 0.0]}, 3.5, "outside model", "medium"),  # where reads loop, their loop counts
         ({"loop_ops_ms": [0.25, 0.0, 0.0]}, 4.0, "0.500 ms of it in ops.", "medium"),
         ({"chosen": [False, False, False]}, None, "", ""),
-        ({"peak_bytes": 2**28}, 4.5, "outside model", "medium"),
         ({"peak_bytes": 2**28 + 1}, 4.5, "outside model", "low"),
         ({"peak_bytes": 2**28 + 1, "named": " Sampled."}, 4.5, "of it in ops. Sampled.", "medium"),
     ],

@@ -60,14 +60,6 @@ def training() -> tuple[Subject, Callable[[], Any]]:
     return find_subject(step, None, namespace_of(step)), step
 
 
-def test_a_subject_has_what_the_step_uses_under_the_users_names() -> None:
-    subject, _ = training()
-    assert list(subject.models) == ["model"]
-    assert list(subject.optimizers) == ["opt"]
-    assert subject.trains
-    assert subject.kinds == {"cpu"}
-
-
 def test_a_part_in_several_variables_has_the_name_that_findings_give_it() -> None:
     net, config = nn.Linear(4, 2), dict[str, Any]()
     config["opt"] = opt = torch.optim.SGD(net.parameters(), 0.1)

@@ -759,7 +759,6 @@ FAILED = "the step fails with it: OSError:"
         ({"settles": True}, {}, 0, Values(SAME, 0.0), {"each_s": 0.5, "memory": "less"}),
         ({}, {"weighed": 0}, 0, Values(SAME, 0.0), {"each_s": 5.0}),
         ({"in_blocks": True}, {}, 0, Values(SAME, 0.0), {"each_s": 3.0}),
-        ({}, {}, 0, Values(DIFFERENT), {"each_s": 3.0, "memory": "less", "why_not": "different"}),
         ({}, {}, 0, OSError("no\nspace"), {"why_not": f"{FAILED} no"}),
         ({"settles": True}, {}, 0, OSError("no"), {"why_not": f"{FAILED} no", "compiling_s": 10.0}),
     ],
@@ -913,7 +912,6 @@ def test_preparing_a_lever_takes_what_its_steps_take_longer(clock: FakeClock, mo
         (10.0, {}, {}, 7),  # the fewest of two levers
         (1e5, {}, {}, 200),
         (106.0, {"block": 2}, {"lead": 1, "turns": 2}, 10),
-        (57.0, {"ahead": True}, {"lead": 1, "turns": 1}, 8),
         (1e5, {"ahead": True, "made": 3}, {"lead": 4, "turns": 4}, 40),
     ],
 )
