@@ -210,9 +210,9 @@ class GpuFacts:
             slower = ("communication_ms", "exposed_ms", "copies_ms", "run_ms")
             shorter: dict[str, Any] = {name: getattr(self, name) * ms / self.busy_ms for name in slower}
             return replace(self, busy_ms=ms, **shorter).in_step_of(ms)
-        factor = (ms - self.busy_ms) / self.idle_ms if self.idle_ms > 0 else 1.0
-        if factor >= 1:
+        if ms - self.busy_ms >= self.idle_ms:
             return self
+        factor = (ms - self.busy_ms) / self.idle_ms
         return replace(
             self,
             span_ms=self.busy_ms + self.idle_ms * factor,

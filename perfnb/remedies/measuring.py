@@ -45,9 +45,9 @@ def time_levers(
     progress: Callable[..., None],
     *,
     seed: int = SEED,
-    warm: int = 2,
-    block: int = 1,
-    ahead: bool = False,
+    warm: int,
+    block: int,
+    ahead: bool,
 ) -> Floats:
     """Return the milliseconds of the unmodified step (first row) and of the step under each switch, by round.
 

@@ -47,9 +47,9 @@ class Yardstick:
     #: Whether the step's results depend on random numbers.
     random: bool
     #: Whether the step's results are the same if it runs twice from the same state.
-    repeats: bool = True
+    repeats: bool
     #: The number of steps after which parameters and buffers are compared.
-    steps: int = 1
+    steps: int
 
     @property
     def exact(self) -> bool:
@@ -161,7 +161,7 @@ def _first_difference(a: Sequence[Any], b: Sequence[Any]) -> int | None:
 
 
 def results_of(
-    subject: Subject, switch: Switch = nullcontext, *, float64: bool = False, seed_shift: int = 0, steps: int = 1
+    subject: Subject, switch: Switch = nullcontext, *, float64: bool = False, seed_shift: int = 0, steps: int
 ) -> Results:
     """Return a step's outputs and gradients, and parameters and buffers after `steps` steps, as float64 on the CPU."""
     __tracebackhide__ = True

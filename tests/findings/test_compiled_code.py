@@ -53,6 +53,8 @@ def test_a_graph_break_costs_the_code_around_it_an_entry_and_what_could_be_fused
 def test_without_a_graph_break_there_is_no_finding_of_one() -> None:
     assert compiled.graph_breaks(facts(compiled_cpu(broke=""))) == []
     assert compiled.graph_breaks(facts(of_one_step())) == []
+    on_gpu = replace(facts(compiled_cpu()), gpu=object())  # type: ignore[arg-type]
+    assert compiled.graph_breaks(on_gpu) == compiled.small_regions(on_gpu) == []
 
 
 def test_one_disturbed_step_does_not_change_what_a_break_costs() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -50,6 +51,7 @@ def test_attention_counts_its_backward_nodes_less_what_the_fused_one_computes() 
     (forward,) = unfused_attention(facts(trained(elsewhere=True)))
 
     assert forward.bound_ms == pytest.approx(1.0 - 0.24 - 0.26, rel=0.01)
+    assert [tuple(row) for row in forward.rows] == [("layer", "model"), ("op", "aten::_softmax")]
     # Of the products 1.8 ms lie in the backward pass, where the fused op computes one of forward's again.
     assert both.bound_ms == pytest.approx(4.0 - 0.24 - 0.26 - 1.25 * 1.8, rel=0.01)
 
@@ -106,23 +108,18 @@ def test_with_a_known_peak_the_fused_op_takes_the_time_of_its_arithmetic() -> No
     assert bound_ms(trained(), [10**8, 5 * 10**8]) == pytest.approx(4.0 - 0.2 / 0.7 - 0.4 / 0.5, rel=0.01)
 
 
-def chain(pause: float = 0.0, last: str = "aten::add", nodes: bool = False) -> ByHand:
-    """Return a product of 1 ms, then mul, add and tanh of 1, 2 and 3 ms with pauses between them; or their backward
-    nodes.
-    """
+def chain(nodes: bool = False) -> ByHand:
+    """Return a product of 1 ms, then mul, add and tanh of 1, 2 and 3 ms, or their backward nodes."""
     hand, model = one_layer()
     for number in range(STEPS):
         t = 20_000 * number
-        hand.step(t - 1, t + 7001 + 2 * pause)
-        begin, names = t + 1000, ["mul", last.removeprefix("aten::"), "tanh"]
-        hand.call(model, t, t + (1000 if nodes else 7000 + 2 * pause)).op("aten::mm", t + 1, t + 999, number)
-        for place, name in enumerate(names):
-            end = begin + 1000 * (place + 1)
+        hand.step(t - 1, t + 7001)
+        hand.call(model, t, t + (1000 if nodes else 7000)).op("aten::mm", t + 1, t + 999, number)
+        for name, begin, end in (("mul", 1000, 2000), ("add", 2000, 4000), ("tanh", 4000, 7000)):
             if nodes:
-                hand.node(f"{name.title()}Backward0", begin, end, number)
+                hand.node(f"{name.title()}Backward0", t + begin, t + end, number)
             else:
-                hand.op(f"aten::{name}", begin, end)
-            begin = end + pause
+                hand.op(f"aten::{name}", t + begin, t + end)
     return hand
 
 
@@ -134,18 +131,6 @@ def test_of_a_chain_of_elementwise_ops_one_pass_stays(nodes: bool) -> None:
     assert "torch.compile" in finding["advice"]
     assert "3 elementwise ops per step" in finding["evidence"]
     assert finding["rows"][0] == {"kind": "layer", "name": "model"}
-
-
-def test_memory_given_back_between_ops_of_a_chain_is_a_part_of_it_and_longer_code_is_not() -> None:
-    (near,) = elementwise_chains(facts(chain(pause=500)))
-    far = elementwise_chains(facts(chain(pause=4000)))
-
-    assert near.bound_ms == pytest.approx(6 + 1 - 3, rel=0.01)
-    assert far == []
-
-
-def test_a_product_between_elementwise_ops_parts_a_chain() -> None:
-    assert elementwise_chains(facts(chain(last="aten::mm"))) == []
 
 
 def test_memory_given_back_in_a_chain_is_no_host_code() -> None:
@@ -161,19 +146,6 @@ def test_memory_given_back_in_a_chain_is_no_host_code() -> None:
     assert table["bound_ms"].iloc[0] == pytest.approx(10 + 9 * 0.5 - 1, rel=0.01)
     assert table["code"].iloc[0] == ""
     assert "compile the function that computes it" in table["advice"].iloc[0]
-
-
-def test_an_update_by_hand_is_no_chain() -> None:
-    hand, model = one_layer()
-    for number in range(STEPS):
-        t = 20_000 * number
-        hand.step(t - 1, t + 7001)
-        hand.call(model, t, t + 1000).op("aten::mm", t, t + 1000, number)
-        hand.node("MmBackward0", t + 1000, t + 2000, number)
-        for place in range(5):
-            hand.op("aten::add_", t + 2000 + 1000 * place, t + 3000 + 1000 * place)
-
-    assert "memory bandwidth" not in found(hand.recording(), "memory bandwidth").index
 
 
 def test_attention_is_not_told_again_as_memory_traffic() -> None:
@@ -233,3 +205,58 @@ def test_attention_is_within_a_step_and_a_thread() -> None:
     for differ in ([0, 1, 1], [0, 0, 1]):
         assert attentions(names, steps=differ)[1] == 0
         assert attentions(names, threads=differ)[1] == 0
+
+
+@pytest.mark.parametrize("worth", [True, False])
+def test_layers_with_attention_are_those_of_its_ops_if_it_is_worth_a_finding(
+    worth: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fusion, "_segments", lambda facts: (np.array([0, 1, 3, 4]), 2))
+    monkeypatch.setattr(fusion, "unfused_attention", lambda facts: ["a finding"] * worth)
+    facts: Any = SimpleNamespace(ops=pd.DataFrame({"layer": ["b", "", "x", "a", "b"]}), known={})
+    assert fusion.attention_layers(facts) == (["b", "a"] if worth else [])
+
+
+MUL, ADD = ("mul", 0, 30), ("add", 40, 20)  # a gap of 10 ns is no longer than the op before it
+
+
+@pytest.mark.parametrize(
+    ("ops", "members", "whole_ns", "one_pass_ns", "gaps_ns"),
+    [
+        ([MUL, ADD], [0, 1], 60, 30, [10, 0, 0]),
+        ([MUL, ("add", 60, 20)], [0, 1], 80, 30, [30, 0, 0]),
+        ([MUL, ("add", 61, 20)], [], 0, 0, [0, 0, 0]),  # other code runs for longer
+        ([MUL, ("add", 40, 10)], [0, 1], 50, 30, [10, 0, 0]),
+        ([MUL, ("add", 40, 9)], [], 0, 0, [0, 0, 0]),  # a tiny op ends the chain
+        ([MUL, ("view", 30, 5), ADD], [0, 2], 60, 30, [10, 0, 0]),
+        ([MUL, ("mm", 30, 5), ADD], [], 0, 0, [0, 0, 0]),
+        ([MUL, ("sum", 40, 20), ("add", 60, 40), ("exp", 100, 50)], [0, 1, 2, 3], 150, 80, [10, 0, 0]),
+        ([ADD, MUL], [0, 1], 60, 30, [10, 0, 0]),  # in order of time
+        ([MUL, (*ADD, {"thread": 5})], [], 0, 0, [0, 0, 0]),
+        ([MUL, (*ADD, {"step": 1})], [], 0, 0, [0, 0, 0]),
+        ([MUL, (*ADD, {"outer": False})], [], 0, 0, [0, 0, 0]),
+        ([MUL, (*ADD, {"phase": "other"})], [0, 1], 60, 30, [10, 0, 0]),
+        ([MUL, (*ADD, {"phase": "other"}), ("mm", 900, 9, {"direction": "backward"})], [], 0, 0, [0, 0, 0]),
+        ([(*MUL, {"block": 1}), (*ADD, {"block": 2})], [0, 1], 60, 30, [10, 0, 0]),  # both are in the first block
+        ([(*MUL, {"block": 0}), (*ADD, {"block": 2})], [0, 1], 50, 30, [0, 0, 0]),
+        ([(*MUL, {"block": 1}), (*ADD, {"block": 1})], [0, 1], 57, 30, [0, 7, 0]),  # which has 7 ns outside ops
+    ],
+)
+def test_a_chain_is_of_long_elementwise_ops_back_to_back_in_a_thread_of_a_step(
+    ops: list[Any], members: list[int], whole_ns: float, one_pass_ns: float, gaps_ns: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    usual = {"thread": 0, "step": 0, "outer": True, "phase": "forward", "direction": "forward", "block": 0}
+    rows = [{"op": f"aten::{op[0]}", "start": op[1], "whole_ns": op[2], **usual, **dict(*op[3:])} for op in ops]
+    table = pd.DataFrame(rows).astype({"op": "category"})
+    monkeypatch.setattr(fusion, "attention_ops", lambda facts: np.zeros(len(ops), dtype=bool))
+    forest = SimpleNamespace(parent=np.array([-1, 0, 0]))
+    facts: Any = SimpleNamespace(
+        attribution=SimpleNamespace(cells=[0, 1, 2], host=SimpleNamespace(forest=forest)),
+        **{"ops": table.assign(end=table["start"] + table["whole_ns"]), "known": {}, "tiny_ns": 10},
+        **{"lines": np.arange(3), "left_ns": np.array([99.0, 7.0, 99.0])},
+    )
+    chains = fusion.chains_of(facts)
+    assert np.flatnonzero(chains.members).tolist() == members
+    assert (chains.whole_ns, chains.one_pass_ns, chains.gaps_ns.tolist()) == (whole_ns, one_pass_ns, gaps_ns)
+    assert chains.count == (0 if not members else 2 if len(members) == 4 else 1)

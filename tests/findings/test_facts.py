@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from perfnb.attribution.blocks import Kind
 from perfnb.findings.doubts import doubt_of, held_up, too_few_steps
 from perfnb.findings.facts import Facts, facts_of
 from perfnb.findings.finding import Finding, deciding
@@ -255,6 +256,58 @@ def test_a_layer_belongs_to_the_model_whose_name_it_starts_with() -> None:
     assert made((), meta={"parts": {"refused": ["compile"]}}).applicable("compile") == "compile"
     assert made(uses_torch=False).for_torch("words") == ""
     assert made().for_torch("words") == "words"
+
+
+def test_the_heaviest_ops_and_named_layers_are_those_with_the_most_time_in_sum() -> None:
+    layers = ["a", "b", "c", "d", "", "(loss)", None, "a"]
+    names = pd.Categorical(["add", "mul", "div", "sub", "neg", "exp", "exp", "add"])
+    ns = [3.0, 5.0, 4.0, 2.0, 9.0, 9.5, 9.5, 3.0]
+    ops = pd.DataFrame({"op": names, "layer": np.array(layers, dtype=object), "whole_ns": ns})
+    assert made().heaviest_ops(ops).tolist() == ["exp", "neg", "add"]
+    assert made().heaviest_ops(ops, 1).tolist() == ["exp"]
+    assert made().heaviest_layers(ops) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("scale", "left_ms", "between_ms"),
+    [
+        (0.5, 10.0, 1.5),  # as long as in the traced steps, if all of it fits into a timed step of 5 ms
+        (0.5, 10.1, 0.75),
+        (2.0, 10.0, 3.0),
+    ],
+)
+def test_code_between_ops_is_as_slow_as_traced_unless_it_exceeds_the_step(
+    scale: float, left_ms: float, between_ms: float
+) -> None:
+    known = made(cells_ms={"forward": 20.0}, scale=scale)
+    vars(known)["left_ns"] = np.array([left_ms * 1e6])
+    assert known.between_ops_ms(3e6) == between_ms
+
+
+@pytest.mark.parametrize(
+    ("starts", "optimizers", "updates"), [([0, 399, 250], 1, 1.5), ([0, 399] * 3, 2, 1.5), ([-1, 150, 400], 0, 1.0)]
+)
+def test_updates_in_the_traced_steps_are_counted_for_each_optimizer(
+    starts: list[int], optimizers: int, updates: float
+) -> None:
+    known = made(meta={"parts": {"optimizers": [{"name": "o", "class": "SGD"}] * optimizers}})
+    names = pd.Categorical(["Optimizer.step#SGD.step"] * len(starts) + ["aten::mm"])
+    vars(known.recording)["events"] = pd.DataFrame({"name": names, "start_ns": [*starts, 110]})
+    blocks = {"kind": [Kind.STEP, Kind.STEP, Kind.ENGINE], "start": [100, 300, 300], "end": [200, 400, 900]}
+    vars(known.attribution.host)["blocks"] = pd.DataFrame(blocks)
+    assert known.updates == updates
+
+
+def test_what_starts_while_compiled_code_runs_on_its_thread_is_inside_of_it() -> None:
+    spans = [(1, 10, 20), (1, 12, 15), (1, 40, 50), (2, 0, 100), (1, 60, 70)]
+    names = ["Torch-Compiled Region: 0/0", "CompiledFunction", "TorchDynamo Cache Lookup", "## Call CompiledFxGraph a"]
+    known = made()
+    vars(known.recording)["events"] = pd.DataFrame({"name": pd.Categorical([*names, "aten::mm"])})
+    thread, starts, ends = (np.array(column) for column in zip(*spans, strict=True))
+    vars(known.attribution.host).update(rows=np.arange(5), thread=thread, starts=starts, ends=ends)
+    asked = {(1, 9): 0, (1, 10): 1, (1, 16): 1, (1, 20): 0, (1, 39): 0, (1, 40): 1, (1, 65): 0, (2, 5): 1, (3, 5): 0}
+    inside = known.in_compiled(*(np.array(column) for column in zip(*asked, strict=True)))
+    assert inside.tolist() == [bool(one) for one in asked.values()]
 
 
 def test_a_step_without_ops_has_no_verdict() -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from perfnb.findings.rules import repeated
-from perfnb.findings.rules.host import unnamed_share
+from perfnb.findings.rules import repeated, synchronisation
 from perfnb.recording.recording import ArithmeticRecord, PythonRecord, Recording
 from perfnb.recording.text import TEXT
-from tests.findings.findings_recordings import facts, found, one_layer
-from tests.findings.test_findings import STEPS, one_long_op
+from tests.findings.findings_recordings import found, one_layer
+from tests.findings.test_findings import STEPS
 from tests.findings.test_host import with_pause
 from tests.recordings import ByHand
 
@@ -81,6 +80,48 @@ def test_a_few_reads_are_no_loop() -> None:
     assert found(metric(9, reads=True), "synchronisation").loc["synchronisation", "bound_ms"] < 9 * 0.03
 
 
+def test_a_loop_of_reads_begins_one_round_before_its_first_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten reads from 560 to 1469 ns, in a block from 100 to 2100; the round before them begins at 459."""
+    ops = [
+        *((400, 40, 30.0), (450, 1, 1.0), (459, 1, 1.0)),  # the last is in the first round, and costs what any op does
+        *((700, 5, 60.0), (801, 5, 50.0), (810, 5, 49.0), (820, 40, 55.0)),  # long, or not; two are followed by a read
+        *((560 + 100 * place, 9, 90.0 if place == 5 else 10.0) for place in range(10)),
+        (1469, 5, 77.0),
+    ]
+    table = pd.DataFrame(sorted(ops), columns=["start", "lasts", "whole_ns"]).assign(block=0)
+    rows = [table, pd.DataFrame({"start": [5000, 5100], "lasts": 9, "whole_ns": 10.0, "block": 1})]  # no loop
+    table = pd.concat(rows, ignore_index=True)
+    table = table.assign(outer=True, end=table["start"] + table["lasts"], place=7 * table.index)
+    known: Any = SimpleNamespace(
+        attribution=SimpleNamespace(
+            host=SimpleNamespace(blocks=pd.DataFrame({"start": [100, 0], "end": [2100, 9000]}))
+        ),
+        **{"cells_ns": np.zeros(2), "lines": np.arange(2), "left_ns": np.array([1000.0, 500.0]), "ops": table},
+        **{"tiny_ns": 50.0, "bare_op_ns": 20.0},
+    )
+
+    def loops(inside: int, after_backward: bool) -> list[list[float]]:
+        known.blocks_inside = np.array([inside, 0])
+        monkeypatch.setattr(synchronisation, "gaps_after_backward", lambda facts: np.array([after_backward, False]))
+        return [part.tolist() for part in synchronisation._loops(known, table[table["lasts"] == 9])]
+
+    python_ns = 1000 * (1469 - 459 - 151) / (2000 - 192)  # 192 ns are in ops, and 151 of them in the loop
+    assert loops(0, False) == [[pytest.approx(python_ns), 0.0], [20.0 + 60 + 49 + 55 + 9 * 20 + 90, 0.0]]
+    assert loops(0, True)[1] == [454.0 + 50 + 77, 0.0]
+    assert loops(1, True) == [[0.0, 0.0]] * 2
+
+
+def test_python_after_a_read_ends_with_the_next_op_or_block_of_its_thread_or_with_its_block() -> None:
+    blocks = pd.DataFrame({"thread": [1, 1, 2], "start": [0, 300, 0], "end": [250, 400, 900]})
+    ops = pd.DataFrame({"thread": [1, 1, 2, 2], "start": [20, 100, 110, 500]})
+    reads = [(1, 20, 30, 0), (1, 100, 240, 0), (1, 310, 350, 1), (2, 110, 500, 2), (2, 400, 410, 2), (1, 260, 280, 0)]
+    known: Any = SimpleNamespace(attribution=SimpleNamespace(host=SimpleNamespace(blocks=blocks)), ops=ops)
+    table = pd.DataFrame(reads, columns=["thread", "start", "end", "block"])
+    after, last = synchronisation._until_next(known, table)
+    assert after.tolist() == [70, 10, 50, 0, 90, 0]
+    assert last.tolist() == [False, True, True, False, False, True]
+
+
 @pytest.mark.parametrize(
     ("after", "advice"), [(415, "Read results less often"), (425, "Most of the time is spent on using the results")]
 )
@@ -91,12 +132,15 @@ def test_the_advice_on_a_read_follows_from_what_takes_longer(after: int, advice:
         hand.step(t, t + 3000)
         trained(hand, model, t)
         optimized(hand, t + 1000)
-        hand.op("aten::item", t + 1200, t + 1600).op("aten::eq", t + 1600 + after, t + 2900)
+        hand.op("aten::item", t + 1200, t + 1600).event("aten::_local_scalar_dense", t + 1300, t + 1400)
+        hand.op("aten::eq", t + 1600 + after, t + 2900)
 
     read = found(hand.recording(), "synchronisation").loc["synchronisation"]
 
     assert read["bound_ms"] == pytest.approx(0.4 + (after - 20) / 1000)
     assert read["advice"].startswith(advice)
+    assert read["evidence"].startswith("1 read of results per step (.item()): ")
+    assert read["rows"] == [{"kind": "op", "name": "aten::item"}]
     assert (
         f"0.400 ms in the reads, followed by 0.{after - 20} ms of Python before the next op starts" in read["evidence"]
     )
@@ -149,29 +193,6 @@ def test_python_in_the_model_is_host_code_only_where_samples_name_it(named: bool
         # All samples of forward met it, but no line can take more than the finding says.
         most = f"Sampled: {100 * table.loc['host code', 'bound_share']:.0f} % of the step"
         assert f"{most} in Net.forward (net.py:7: sort(x))" in table.loc["host code", "evidence"]
-
-
-@pytest.mark.parametrize(
-    ("recording", "share"),
-    [
-        (lambda: one_long_op().recording(), 0.0),
-        (lambda: metric(9, reads=True), 0.33),
-        (lambda: metric(100, reads=True), 0.85),
-        (lambda: metric(100, reads=False), 0.85),
-        (lambda: with_pause("op").recording(), 0.5),
-    ],
-)
-def test_what_samples_could_name_is_known_from_the_trace(recording: Callable[[], Recording], share: float) -> None:
-    assert unnamed_share(facts(recording())) == pytest.approx(share, abs=0.03)
-
-
-def test_an_interruption_of_one_step_is_nothing_to_sample() -> None:
-    hand, model = one_layer()
-    for number, late in enumerate((0, 9000)):
-        t = 100_000 * number
-        hand.step(t, t + 1000 + late).call(model, t, t + 999).op("aten::mm", t + 1, t + 998)
-
-    assert unnamed_share(facts(hand.recording())) == 0.0
 
 
 @pytest.mark.parametrize("where", ["before", "after"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pandas as pd
 import pytest
 
 from perfnb.draw.as_html import section_html
@@ -46,6 +49,17 @@ def test_the_finding_of_the_verdict_comes_first() -> None:
     assert document_verdict(second).selects == "findings"
 
 
+def test_a_card_leaves_out_what_the_verdict_says() -> None:
+    three = samples.three()
+    why, more = "Look. The step waits 6.15 ms for its batch.", "Use 2 workers. Or fuse them."
+    said = replace(three, verdict=replace(three.verdict, why=why, next=more))
+    cards = finding_cards(said).cards
+    assert [(card.evidence, card.advice) for card in cards[:2]] == [("", ""), ("Layers wait for memory.", "Fuse them.")]
+    verdict = document_verdict(replace(said, verdict=replace(said.verdict, finding=1)))
+    assert (verdict.why, verdict.confidence) == (f"{why} Guessed.", "low")
+    assert document_verdict(said).why == why
+
+
 def test_memory_that_grows_is_not_said_to_be_saved() -> None:
     (card,) = finding_cards(samples.growing()).cards
     assert card.bound == "2.50 MiB more in use after the step"
@@ -78,6 +92,16 @@ def test_a_report_says_how_to_try_a_lever_if_the_user_s_names_are_known(call: ob
     assert trial_line(call, "compile", saves_memory=True) == (words, code and code.rstrip(")") + memory)
     (card,) = finding_cards(samples.with_remedy(call)).cards
     assert (card.lever, card.trial) == ("compile", (words, code) if code else None)
+
+
+@pytest.mark.parametrize(("ms", "size", "goal"), [(None, 5, " --goal memory"), (4.0, 5, ""), (None, None, "")])
+def test_a_lever_is_tried_for_memory_if_only_memory_is_to_be_saved(
+    ms: float | None, size: int | None, goal: str
+) -> None:
+    made = samples.with_remedy({"magic": "line"})
+    bounds = {"bound_ms": pd.array([ms], dtype="Float64"), "bound_bytes": pd.array([size], dtype="Int64")}
+    (card,) = finding_cards(replace(made, table=made.table.assign(**bounds))).cards
+    assert card.trial == (LINE, f"%try_levers --levers compile{goal}")
 
 
 def test_where_nothing_stands_out_the_verdict_stands_alone() -> None:

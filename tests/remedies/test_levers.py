@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -25,7 +25,7 @@ from perfnb.errors import CaptureError
 from perfnb.findings import rules
 from perfnb.findings.proposed_code import REMEDIES
 from perfnb.findings.rules import RULES
-from perfnb.remedies.lever import all_on, prepared
+from perfnb.remedies.lever import prepared
 from perfnb.remedies.levers import LEVERS, by_name
 from perfnb.remedies.state import fingerprint, untouched
 from perfnb.remedies.subject import Subject, find_subject
@@ -58,14 +58,6 @@ def training() -> tuple[Subject, Callable[[], Any]]:
 
     step()
     return find_subject(step, None, namespace_of(step)), step
-
-
-def test_a_subject_has_what_the_step_uses_under_the_users_names() -> None:
-    subject, _ = training()
-    assert list(subject.models) == ["model"]
-    assert list(subject.optimizers) == ["opt"]
-    assert subject.trains
-    assert subject.kinds == {"cpu"}
 
 
 def test_a_part_in_several_variables_has_the_name_that_findings_give_it() -> None:
@@ -187,6 +179,10 @@ def test_what_reads_the_first_batch_is_closed(batches: list[Any], monkeypatch: p
     with nullcontext() if batches else pytest.raises(CaptureError):
         find_subject(subject.step, batches, namespace_of(subject.step))
     assert len(closed) == 1
+    with ExitStack() as stack:
+        subject.fed(stack)()
+        assert len(closed) == 1
+    assert len(closed) == 2
 
 
 def test_a_loader_that_a_function_returns_feeds_the_step() -> None:
@@ -300,6 +296,7 @@ def test_a_step_without_a_model_takes_the_levers_that_need_none() -> None:
     plain = torch.ones(3)
     with torch.inference_mode():
         constant = torch.ones(3)  # which has no version
+    assert find_subject(lambda: nn.Tanh()(plain), None, {}).models == {}  # an activation has nothing to put back
     names = ["gc_freeze", "compile"]
     table = perfnb.try_levers(lambda: plain * constant, levers=names, budget_s=30).table
     assert table["values"]["gc_freeze"] == SAME
@@ -343,19 +340,6 @@ def test_a_step_that_updates_every_fourth_time_is_left_as_it_was_and_no_reason_i
     assert found.table.loc["gc_freeze", "values"] == SAME
     for lever in ("fused_optimizer", "set_to_none"):
         assert "if it updates only every few calls" in found.table.loc[lever, "why_not"]
-
-
-def test_levers_can_be_on_together() -> None:
-    subject, _ = training()
-    levers, before = by_name(), torch.get_num_threads()
-    with (
-        prepared(levers["threads"], subject, 0.0) as threads,
-        prepared(levers["fused_optimizer"], subject, 0.0) as fused,
-        all_on([threads.switch, fused.switch])(),
-    ):
-        assert all(group["fused"] for group in subject.optimizers["opt"].param_groups)
-        assert torch.get_num_threads() != before or levers["threads"].refuses(subject)
-    assert not any(group["fused"] for group in subject.optimizers["opt"].param_groups)
 
 
 def test_every_lever_named_by_a_rule_exists() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -19,16 +20,17 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import perfnb
-from perfnb import quantities as fmt
 from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED, Values
 from perfnb.errors import CaptureError
+from perfnb.remedies import lever as lever_module
 from perfnb.remedies import loop, measuring, try_levers, values
 from perfnb.remedies.budget import TrialBudget
-from perfnb.remedies.lever import Lever, PreparedLever, Switch, prepared
+from perfnb.remedies.lever import Compiled, Lever, PreparedLever, Switch, prepared
 from perfnb.remedies.levers import by_name
 from perfnb.remedies.levers.compiling import compiled
 from perfnb.remedies.loop import LeverLoop
 from perfnb.remedies.measuring import peak_bytes
+from perfnb.remedies.state import digest
 from perfnb.remedies.subject import Subject, find_subject
 from perfnb.remedies.try_levers import LeverRequest, run_trials
 from perfnb.remedies.values import Yardstick, check, measure_yardstick
@@ -93,49 +95,6 @@ def test_the_budget_holds(step_s: float, clock: FakeClock, monkeypatch: pytest.M
     assert found.table["ratio"].notna().sum() >= (3 if step_s < 1 else 1)
 
 
-def test_everything_that_is_said_of_a_kept_lever_is_of_one_measurement(
-    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wait = Waiting(clock, 0.1)
-    plant(monkeypatch, switched("half", wait.shorter(0.5)))
-    found = perfnb.try_levers(training(pause=wait)[0], levers=["half"], budget_s=30)
-    row, confirmed, step_ms = found.table.loc["half"], found.figures.confirmed, found.figures.step_ms
-    assert confirmed is found.figures.trials[0]
-    assert row["saves_ms"] == pytest.approx(step_ms * (1 - row["ratio"]), rel=1e-12)
-    said, ratio = str(found), fmt.with_interval(fmt.ratio(row["ratio"]), row["ratio"], confirmed.ratio_ci)
-    saved = f"{fmt.duration(row['saves_ms'])} saved ({fmt.share(1 - row['ratio'])} less)"
-    assert f"step {fmt.duration(step_ms)}" in said
-    assert f"Keep half: {saved}" in said
-    assert ratio in said
-
-
-@pytest.mark.parametrize(("settles", "verdict"), [(True, "faster"), (False, "slower")])
-def test_a_lever_that_settles_is_timed_in_blocks_after_its_first_step(
-    settles: bool, verdict: str, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wait = Waiting(clock, 0.1)
-
-    @contextmanager
-    def on(_: Subject) -> Iterator[None]:
-        factors = iter([1.5])
-        plain = wait.seconds
-
-        def pause() -> None:
-            clock.sleep(plain * next(factors, 0.5))
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Waiting, "__call__", lambda self: pause())
-            yield
-
-    plant(monkeypatch, switched("compiled", on, settles=settles))
-    step, _ = training(pause=lambda: wait())
-    found = perfnb.try_levers(step, levers=["compiled"], budget_s=60)
-    row = found.table.loc["compiled"]
-    assert row["verdict"] == verdict
-    assert row["ratio"] == pytest.approx(0.5 if settles else 1.5, rel=0.05)
-    assert found.best == (("compiled",) if settles else ())
-
-
 def test_levers_that_could_not_be_timed_are_told_which_budget_would_do(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,23 +134,9 @@ def test_arguments_that_cannot_work_are_refused_at_once() -> None:
         perfnb.try_levers(step, levers="gc_freze")
     with pytest.raises(TypeError, match="can be iterated only once"):
         perfnb.try_levers(lambda batch: step(), (batch for batch in range(3)))
+    with pytest.raises(TypeError, match=r"try_levers\(step, loader\)"):
+        perfnb.try_levers(lambda batch: step())
     assert list(perfnb.try_levers(step, levers="gc_freeze", budget_s=60).table.index) == ["gc_freeze"]
-
-
-def test_a_leaked_switch_names_its_lever_and_is_put_back(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = torch.get_num_threads()
-
-    @contextmanager
-    def leaking(_: Subject) -> Iterator[None]:
-        torch.set_num_threads(threads + 1)
-        yield
-
-    plant(monkeypatch, switched("leaks", leaking))
-    step, _ = training(pause=Waiting(clock, 0.1))
-    words = "After trying leaks, torch's number of threads has changed: perfnb has restored it"
-    with pytest.raises(CaptureError, match=words):
-        perfnb.try_levers(step, levers=["gc_freeze", "leaks"], budget_s=60)
-    assert torch.get_num_threads() == threads
 
 
 def test_a_step_that_only_accumulates_gradients_trains() -> None:
@@ -377,7 +322,47 @@ def test_the_truth_is_in_float64_or_else_with_another_number_of_threads(
     assert [options for options, _ in first[:3]] == [{"steps": 1}, {"steps": 1}, {"steps": 1, "seed_shift": 1}]
     assert (last.get("float64", False), count == threads) == ((False, False) if why_not else (True, True))
     idle = PreparedLever(switched("idle", lambda _: nullcontext()), nullcontext)
-    assert check([idle], subject, Yardstick({}, {}, "", random=False, repeats=False)).verdict == UNCHECKED
+    assert check([idle], subject, Yardstick({}, {}, "", random=False, repeats=False, steps=1)).verdict == UNCHECKED
+
+
+def test_results_are_outputs_by_call_first_gradients_and_the_state_after_all_steps() -> None:
+    model, x = nn.Linear(2, 1), torch.ones(1, 2)
+    opt = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def step() -> None:
+        opt.zero_grad()
+        (model(x) + model(2 * x)).sum().backward()
+        opt.step()
+
+    subject = find_subject(step, None, namespace_of(step))
+    weight, bias = model.weight.detach().clone(), model.bias.detach().clone()
+    for steps, when in ((1, "after the step"), (3, "after 3 steps")):
+        found = values.results_of(subject, steps=steps)
+        assert {name: value.flatten().tolist() for name, value in found.items() if value is not None} == {
+            "output 0 of model, call 0": pytest.approx([float(weight.sum() + bias)]),
+            "output 0 of model, call 1": pytest.approx([float(2 * weight.sum() + bias)]),
+            "gradient of model.weight": [3.0, 3.0],
+            "gradient of model.bias": [2.0],
+            f"model.weight {when}": pytest.approx((weight - 3 * steps).flatten().tolist()),
+            f"model.bias {when}": pytest.approx((bias - 2 * steps).tolist()),
+        }
+    assert torch.equal(model.weight, weight)
+    plain = find_subject(lambda: model(x).sum().backward(), None, {"model": model})
+    assert "gradient of model.weight" in values.results_of(plain, steps=1)  # without an optimizer
+    silent = Subject(lambda: (torch.ones(2), torch.rand(3)), None, {}, {}, None)
+    first, other = (dict[str, Any](values.results_of(silent, seed_shift=shift, steps=1)) for shift in (0, 1))
+    assert list(first) == ["output 0 of the step, call 0", "output 1 of the step, call 0"]
+    assert [torch.equal(one, other[name]) for name, one in first.items()] == [True, False]
+
+
+def test_digests_differ_if_values_types_shapes_or_nesting_do() -> None:
+    one = torch.arange(4.0)
+    different = [
+        *(one, one.double(), one.reshape(2, 2), one + 1, [one], [[one]], [one, one], {"a": one}, {"b": one}),
+        *([1, 2], [2, 1], [[1], 2], (1,), 1, 1.5, "1", None, np.arange(4.0), np.arange(1.0, 5.0)),
+    ]
+    assert len({digest(each) for each in different}) == len(different)
+    assert digest({"a": [one.clone(), (1, np.arange(4.0))]}) == digest({"a": (one.clone(), [1, np.arange(4.0)])})
 
 
 # Loaders that know their position
@@ -444,7 +429,7 @@ class Given:
         budget.step_s = 1.0
         figures = LeverFigures("step", goal=wanted.goal, step_ms=10.0)
         self.loop = LeverLoop(subject, wanted, budget, figures, self._tell, lambda what: self.proven.append(what))
-        self.loop.yardstick = Yardstick({}, {}, "", random=False)
+        self.loop.yardstick = Yardstick({}, {}, "", random=False, repeats=True, steps=1)
         self.proven: list[str] = []
         for name in ("time_levers", "check", "peak_bytes"):
             monkeypatch.setattr(loop, name, getattr(self, f"_{name}"))
@@ -484,7 +469,7 @@ class Given:
                 rows.append(row * float("nan") if self.hopeless in self.on else row)
         return np.array(rows)
 
-    def _check(self, levers: Any, *_: Any) -> Values:
+    def _check(self, levers: Any, *_: Any, again: bool = True) -> Values:
         found = self.values.get("+".join(one.lever.name for one in levers), Values(SAME, 0.0))
         if isinstance(found, Exception):
             raise found
@@ -747,7 +732,7 @@ def test_what_measuring_the_step_itself_takes_and_leaves_open(
     def measured(*asked: Any) -> Yardstick:
         clock.pass_exactly(30_000)
         assert asked[1:] == (77, False, 3)
-        return Yardstick({}, {}, why_not, random=False, repeats=repeats)
+        return Yardstick({}, {}, why_not, random=False, repeats=repeats, steps=3)
 
     def quality() -> dict[str, float]:
         clock.pass_exactly(2_000)
@@ -761,6 +746,52 @@ def test_what_measuring_the_step_itself_takes_and_leaves_open(
     assert (given.loop.figures.caveat == "") == (caveat == "")
     assert given.loop.budget.each_s == pytest.approx((30 - 14) / 2 + 2)  # without 14 steps of a second
     assert given.loop.own_losses == {"loss": 0.5}
+
+
+FAILED = "the step fails with it: OSError:"
+
+
+@pytest.mark.parametrize(
+    ("traits", "plan", "graphs", "values", "told"),
+    [
+        ({}, {}, 0, Values(SAME, 0.0), {"each_s": 3.0, "memory": "less"}),
+        ({"settles": True}, {}, 2, Values(SAME, 0.0), {"each_s": 0.5, "compiling_s": 4.0, "memory": "less"}),
+        ({"settles": True}, {}, 0, Values(SAME, 0.0), {"each_s": 0.5, "memory": "less"}),
+        ({}, {"weighed": 0}, 0, Values(SAME, 0.0), {"each_s": 5.0}),
+        ({"in_blocks": True}, {}, 0, Values(SAME, 0.0), {"each_s": 3.0}),
+        ({}, {}, 0, OSError("no\nspace"), {"why_not": f"{FAILED} no"}),
+        ({"settles": True}, {}, 0, OSError("no"), {"why_not": f"{FAILED} no", "compiling_s": 10.0}),
+    ],
+)
+def test_what_preparing_and_checking_a_lever_takes_and_shows(
+    traits: dict[str, Any], plan: dict[str, Any], graphs: int, values: Values | Exception, told: dict[str, Any],
+    trial: Trial, clock: FakeClock, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """It takes 10 s, of which 7 steps take a second each, and 4 s are its preparation."""
+    given = trial(words=lambda name, _: [f"use {name}"])
+    loop_, budget = given.loop, given.loop.budget
+    budget.plan, budget.each_s = replace(budget.plan, **plan), 0.5
+    loop_.figures.own_peak, given.peaks, given.values = 1000, {"a": 900}, {"a": values}
+    one = given.lever("a", **traits)
+
+    @contextmanager
+    def ready(lever: Lever, subject: Subject, step_s: float, set_up: int) -> Iterator[PreparedLever]:
+        clock.pass_exactly(10_000)
+        assert (step_s, set_up) == (1.0, 2)
+        one.setup_s, one.at_first = 4.0, Compiled(graphs, 0)
+        yield one
+
+    monkeypatch.setattr(loop, "prepared", ready)
+    tried = LeverTrial("a", "not tried")
+    with ExitStack() as stack:
+        assert loop_._ready(stack, one.lever, tried) is (None if isinstance(values, Exception) else one)
+        assert (given.words, given.proven) == ("prepare a", ["trying a"])
+    assert given.proven[1:] == ["undoing a"]
+    known = {"each_s": 0.5, "compiling_s": 0.0, "memory": "", "why_not": ""} | told
+    assert (budget.each_s, budget.compiling_s) == pytest.approx((known["each_s"], known["compiling_s"]), abs=1e-4)
+    assert (tried.memory, tried.why_not) == (known["memory"], known["why_not"])
+    if not isinstance(values, Exception):
+        assert (tried.verdict, tried.setup_s, tried.code, one.trial) == ("not timed", 4.0, ["use a"], tried)
 
 
 @pytest.mark.parametrize(
@@ -837,6 +868,95 @@ def test_the_profile_before_a_trial_is_short_and_of_memory_only_where_that_count
     for goal in ("time", "memory"):
         assert try_levers._bounds(subject, {}, goal, 4.0) == {"a": 3.0, "b": 0.0}
     assert plans == [(4.0, False), (4.0, True)]
+
+
+@pytest.mark.parametrize(("most_s", "step_s", "left"), [(0.1005, 0.03, []), (0.0995, 0.1, [40, 30])])
+def test_a_step_runs_two_more_times_if_the_first_one_was_short(
+    most_s: float, step_s: float, left: list[int], clock: FakeClock
+) -> None:
+    ms = iter([100, 40, 30])
+    subject = Subject(lambda: clock.pass_exactly(next(ms)), None, {}, {}, None)
+    assert measuring.step_seconds(subject, most_s) == pytest.approx(step_s, rel=1e-3)
+    assert list(ms) == left
+
+
+def test_preparing_a_lever_takes_what_its_steps_take_longer(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs, takes_s = [0], iter([1.0, 0.5])
+
+    @contextmanager
+    def switch() -> Iterator[None]:
+        clock.pass_exactly(1000 * next(takes_s))
+        yield
+
+    def step() -> None:
+        clock.pass_exactly(5000 if graphs[0] == 0 else 2000)
+        graphs[0] += 1
+
+    monkeypatch.setattr(lever_module, "_compiled", lambda: Compiled(graphs[0], 3 * graphs[0]))
+    given = switched("a", lambda _: switch())
+    with prepared(given, Subject(step, None, {}, {}, None), 2.0, 4) as one:
+        # Four steps of 2 s; the first takes 3 s longer, and switching on 1 s.
+        assert (one.setup_s, one.switching_s) == pytest.approx((4.0, 2.0), abs=1e-4)
+        assert (one.at_first, one.on) == ((4, 12), False)
+        with one.switch():
+            assert one.on
+            step()
+        assert (one.at_first, one.until_now) == ((4, 12), (5, 15))
+        assert one.switching_s == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "options", "blocks", "rounds"),
+    [
+        (43.0, {}, {}, 12),  # a round takes 3.5 s
+        (10.0, {}, {}, 7),  # the fewest of two levers
+        (1e5, {}, {}, 200),
+        (106.0, {"block": 2}, {"lead": 1, "turns": 2}, 10),
+        (1e5, {"ahead": True, "made": 3}, {"lead": 4, "turns": 4}, 40),
+    ],
+)
+def test_levers_are_timed_in_as_many_rounds_as_the_rest_of_the_budget_allows(
+    budget_s: float, options: dict[str, Any], blocks: dict[str, int], rounds: int, clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The step takes a second, and with levers 0.5, 9 and 2 s; the first rounds take no time."""
+
+    class Bench:
+        def __init__(self, steps: list[Any], batches: Any, *_: Any, switches: list[Any]) -> None:
+            fed.append((len(steps), batches, len(switches), subject.gate._open))
+
+        def __enter__(self) -> Bench:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def rounds(self, orders: list[Any], **asked: Any) -> Any:
+            return self._run("rounds", orders, asked)
+
+        def blocks(self, orders: list[Any], **asked: Any) -> Any:
+            return self._run("blocks", orders, asked)
+
+        def _run(self, kind: str, orders: list[Any], asked: dict[str, Any]) -> Any:
+            until_s = asked.pop("until", None)
+            left_s = None if until_s is None else round(until_s - clock.now_ns / 1e9, 3)
+            ran.append((kind, [sorted(order) for order in orders], asked, left_s))
+            return np.array([[1000.0], [500.0], [9000.0], [2000.0]]) * np.ones(len(orders))
+
+        def prefetching(self) -> Any:
+            return made and SimpleNamespace(ahead=made)
+
+    made, ahead = options.get("made"), options.get("ahead", False)
+    given = {"block": options.get("block", 1), "ahead": ahead}
+    fed, ran = list[Any](), list[Any]()
+    subject = Subject(lambda batch: None, [5], {}, {}, None)
+    monkeypatch.setattr(measuring, "Bench", Bench)
+    measuring.time_levers(subject, [nullcontext] * 3, budget_s, lambda *_: None, warm=3, **given)
+    assert fed == [(4, None if ahead else [5], 4, True)]
+    kind, everyone = "blocks" if blocks else "rounds", [0, 1, 2, 3]
+    assert ran[:-2] == [("blocks", [everyone], {"lead": 0, "turns": 3}, None)] * ahead
+    assert ran[-2] == (kind, [everyone] * (1 if ahead else 3), blocks, budget_s)
+    assert ran[-1] == (kind, [[0, 1, 3]] * rounds, {"planned": rounds, **blocks}, round(1.15 * budget_s, 3))
 
 
 def test_the_peak_is_unknown_inside_the_steps_own_profiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from perfnb.remedies.levers import by_name, loading, optimizers
 from perfnb.remedies.levers.loading import RestOfData, loader_with_workers
 from perfnb.remedies.loop_trial import LoopTrial, begin_trial
 from perfnb.remedies.subject import Subject
+from tests.fake_clock import FakeClock
 from tests.loop.loops import Training
 
 pytestmark = [pytest.mark.usefixtures("nothing_left", "clock")]
@@ -114,12 +115,12 @@ def test_levers_are_on_in_half_of_the_steps_and_off_at_the_end() -> None:
     assert facts(trial)[-1]["why_not"] == "the model has no 2-D convolutions"
 
 
-def test_on_an_accelerator_a_block_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_an_accelerator_a_block_is_waited_for(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host's step takes no time there, and the device's work ends only where somebody waits for it."""
     behind = [0.0]
 
     def wait() -> None:
-        time.sleep(behind[0] / 1e3)
+        clock.pass_exactly(behind[0])
         behind[0] = 0.0
 
     def submit(training: Training) -> float:
@@ -132,7 +133,8 @@ def test_on_an_accelerator_a_block_is_waited_for(monkeypatch: pytest.MonkeyPatch
     trial = started(training, "fused_optimizer")
     loop(trial, training, submit)
     [tried] = facts(trial)
-    assert (tried["verdict"], tried["ratio"]) == ("faster", pytest.approx(0.6, rel=0.02))
+    assert (tried["verdict"], tried["ratio"]) == ("faster", pytest.approx(0.6, rel=2e-4))
+    assert tried["saves_ms"] == pytest.approx(4.0, rel=2e-4)  # of the counted steps alone
 
 
 @pytest.fixture
@@ -412,6 +414,23 @@ def test_a_pause_stops_the_second_loader() -> None:
     trial._rest = stopped
     trial.pause()
     stopped.stop.assert_called_once_with()
+
+
+def test_a_second_loader_s_workers_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader: Any = SimpleNamespace(_iterator=None)
+    loading._end_workers(loader)
+    iterator = loader._iterator = Mock()
+    loading._end_workers(loader)
+    iterator._shutdown_workers.assert_called_once_with()
+    assert loader._iterator is None
+
+    ended, own = list[Any](), DataLoader(Numbers(4))
+    monkeypatch.setattr(loading, "_end_workers", ended.append)
+    rest = rest_of(own, 1, fails)
+    rest.stop()
+    with loading._workers(Subject(print, own, {}, {}, ("own", own), chosen={"workers": 1})) as ahead:
+        assert (ended, ahead.num_workers) == ([rest._second], 1)
+    assert ended == [rest._second, ahead]
 
 
 # A second loader on the rest of the data

@@ -81,6 +81,7 @@ def test_what_is_not_known_is_missing_never_zero() -> None:
         assert known.loc[name, ["achieved_flops_per_s", "efficiency"]].isna().all()
     assert known.loc["odd", ["attainable_flops_per_s", "efficiency", "bound"]].isna().all()
     assert known.loc["odd", "achieved_flops_per_s"] == 100_000
+    assert known.loc[["moves", "norm"], "efficiency"].tolist() == [pd.NA, pd.NA]  # under a roof of zero
     relu = points(made(), "op").loc["aten::relu"]
     assert relu[["flops", "intensity", "achieved_flops_per_s", "attainable_flops_per_s", "bound"]].isna().all()
     assert relu["bytes"] == 10

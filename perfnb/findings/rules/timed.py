@@ -149,11 +149,11 @@ def threads_and_cores(facts: Facts) -> Iterator[Finding]:
         return
     other = np.asarray(tried["steps_ms"], dtype=float)
     typical, faster = float(np.median(facts.timed_ms)), float(np.median(other))
-    bound = min(facts.step_ms - faster * facts.step_ms / typical if typical > 0 else 0.0, typical - faster)
     # The steps with the other number must be clearly faster, and not merely within the spread of the timed steps.
     clearly = float(np.percentile(other, 75)) < float(np.percentile(facts.timed_ms, 25))
     if not clearly:
         return
+    bound = min(facts.step_ms - faster * facts.step_ms / typical, typical - faster)
     limit = facts.environment.get("cpu_limit")
     room = f"{facts.environment.get('cpus')} cores" + (f", limited to {limit:g} by its cgroup" if limit else "")
     yield Finding(
