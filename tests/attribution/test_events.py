@@ -51,12 +51,13 @@ def test_a_python_call_is_in_the_layer_phase_and_step_in_which_it_starts() -> No
         ("at 150", None, "other", 6),
         ("at 250", None, None, None),
     ]
+    assert events["layer"].cat.categories.tolist() == ["Net_0", linear]  # but not the engine, which has no event
 
 
 def test_events_inside_and_outside_steps_keep_their_numbers_in_order_of_time() -> None:
     trace = Written().event("late", 130, 140, "kernel", 7, 0, device=1, stream=8, correlation=4)
     trace.event("early", 20, 30, "kernel", 7, 0, device=0, stream=7, correlation=3)
-    trace.op("aten::mm", 15, 25).step(5, 10, 110)
+    trace.event("aten::mm", 15, 25, **{"Input Dims": [[2, 3]]}).step(5, 10, 110)
 
     events = Profile(recording_of(trace)).events
 
@@ -67,7 +68,7 @@ def test_events_inside_and_outside_steps_keep_their_numbers_in_order_of_time() -
         ("early", 10_000, 10_000, 5, 0, 7, 3, 0),
         ("late", 120_000, 10_000, None, 1, 8, 4, 0),
     ]
-    assert events["phase"].cat.categories.tolist() == ["other"]
+    assert rows(events, "shapes", "phase") == [(None, "other"), ("[[2, 3]]", "other"), (None, None), (None, None)]
     assert (set(events["rank"]), events["layer"].isna().all()) == ({3}, True)
 
 
