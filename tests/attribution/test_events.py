@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -10,16 +9,8 @@ import pandas as pd
 import pytest
 
 from perfnb.attribution.events import all_events
-from perfnb.profile.profile import Profile
-from perfnb.recording.from_trace import recording_of_trace, with_module_layers
-from perfnb.recording.recording import Recording
-from perfnb.trace.kineto import decode
+from tests.attribution.test_marks_inside_spans import profile_of
 from tests.written_traces import BACKWARD, Written
-
-
-def recording_of(trace: Written) -> Recording:
-    events = json.dumps({"traceEvents": trace.events}).encode()
-    return with_module_layers(recording_of_trace(decode(events), "trace.json", rank=3))
 
 
 def rows(table: pd.DataFrame, *columns: str) -> list[tuple[object, ...]]:
@@ -35,21 +26,15 @@ def test_a_python_call_is_in_the_layer_phase_and_step_in_which_it_starts() -> No
     for begin in (90, 115, 140):
         trace.event(f"at {begin} in backward", begin, begin + 2, "python_function", BACKWARD)
 
-    events = Profile(recording_of(trace)).events
+    events = profile_of(trace).events
 
     linear = "Net_0.Linear_0"
     calls = events[events["name"].astype(str).str.startswith("at ")]
     assert rows(calls, "name", "layer", "phase", "step") == [
-        ("at 10", None, "other", 5),
-        ("at 25", "Net_0", "forward", 5),
-        ("at 35", linear, "forward", 5),
-        ("at 55", "Net_0", "forward", 5),
-        ("at 65", None, "other", 5),
-        ("at 90 in backward", None, None, 5),
-        ("at 115 in backward", linear, "backward", 6),
-        ("at 140 in backward", None, None, 6),
-        ("at 150", None, "other", 6),
-        ("at 250", None, None, None),
+        *[("at 10", None, "other", 5), ("at 25", "Net_0", "forward", 5), ("at 35", linear, "forward", 5)],
+        *[("at 55", "Net_0", "forward", 5), ("at 65", None, "other", 5), ("at 90 in backward", None, None, 5)],
+        *[("at 115 in backward", linear, "backward", 6), ("at 140 in backward", None, None, 6)],
+        *[("at 150", None, "other", 6), ("at 250", None, None, None)],
     ]
     assert events["layer"].cat.categories.tolist() == ["Net_0", linear]  # but not the engine, which has no event
 
@@ -59,7 +44,7 @@ def test_events_inside_and_outside_steps_keep_their_numbers_in_order_of_time() -
     trace.event("early", 20, 30, "kernel", 7, 0, device=0, stream=7, correlation=3)
     trace.event("aten::mm", 15, 25, **{"Input Dims": [[2, 3]]}).step(5, 10, 110)
 
-    events = Profile(recording_of(trace)).events
+    events = profile_of(trace).events
 
     assert events.index.tolist() == [0, 1, 2, 3]
     assert rows(events, "name", "start_ns", "duration_ns", "step", "device", "stream", "correlation", "process") == [
@@ -69,22 +54,19 @@ def test_events_inside_and_outside_steps_keep_their_numbers_in_order_of_time() -
         ("late", 120_000, 10_000, None, 1, 8, 4, 0),
     ]
     assert rows(events, "shapes", "phase") == [(None, "other"), ("[[2, 3]]", "other"), (None, None), (None, None)]
-    assert (set(events["rank"]), events["layer"].isna().all()) == ({3}, True)
+    assert events["layer"].isna().all()
 
 
 @pytest.mark.parametrize("columns", [None, {"start_ns", "name"}])
 def test_all_events_of_a_trace_are_those_in_its_file(columns: Collection[str] | None) -> None:
-    whole = recording_of(Written().op("a", 10, 20).op("b", 30, 40))
+    whole = profile_of(Written().op("a", 10, 20).op("b", 30, 40))._recording
     # Layers of compiled code are put before the event that stands for the whole trace.
-    moved = replace(whole, events=whole.events.iloc[[1, 0, 2]])
-    marked = recording_of(Written().op("outside", 10, 20).step(5, 30, 40).op("inside", 32, 35))
-
+    moved = replace(whole, events=whole.events.iloc[[1, 0, 2]], meta={**whole.meta, "rank": 3})
+    marked = profile_of(Written().op("outside", 10, 20).step(5, 30, 40).op("inside", 32, 35))._recording
     for recording, names in ((whole, "a b"), (moved, "a b"), (marked, "ProfilerStep#5 inside outside")):
         found = all_events(recording, columns)
         assert found["name"].tolist() == names.split()
         assert found.index.tolist() == list(range(len(found)))
-        assert (set(found["rank"]), "duration_ns" in found) == ({3}, columns is None)
-        assert found.columns.tolist() == [
-            *(name for name in recording.events if columns is None or name in columns),
-            "rank",
-        ]
+        assert set(found["rank"]) == {recording.rank}
+        kept = [name for name in recording.events if columns is None or name in columns]
+        assert found.columns.tolist() == [*kept, "rank"]

@@ -225,18 +225,16 @@ def test_what_is_no_snapshot_gives_one_sentence(data: Any, why: str) -> None:
     assert "\n" not in text
 
 
+SEGMENT, BLOCK, ENTRY = ("segments", 0), ("segments", 0, "blocks", 0), ("device_traces", 0, 0)
+
+
 @pytest.mark.parametrize(
     ("path", "least", "most"),
     [
-        (("segments", 0, "total_size"), 0, 2**43),
-        (("segments", 0, "address"), 0, 2**64 - 1),
-        (("segments", 0, "stream"), -(2**63) + 1, 2**63 - 1),
-        (("segments", 0, "blocks", 0, "address"), 0, 2**64 - 1),
-        (("segments", 0, "blocks", 0, "size"), 0, 2**43),
-        (("segments", 0, "blocks", 0, "requested_size"), 0, 2**43),
-        (("device_traces", 0, 0, "addr"), 0, 2**64 - 1),
-        (("device_traces", 0, 0, "stream"), -(2**63) + 1, 2**63 - 1),
-        (("device_traces", 0, 0, "time_us"), 0, 2**53),
+        *[((*SEGMENT, "total_size"), 0, 2**43), ((*SEGMENT, "address"), 0, 2**64 - 1)],
+        *[((*SEGMENT, "stream"), -(2**63) + 1, 2**63 - 1), ((*BLOCK, "requested_size"), 0, 2**43)],
+        *[((*BLOCK, "address"), 0, 2**64 - 1), ((*BLOCK, "size"), 0, 2**43), ((*ENTRY, "addr"), 0, 2**64 - 1)],
+        *[((*ENTRY, "stream"), -(2**63) + 1, 2**63 - 1), ((*ENTRY, "time_us"), 0, 2**53)],
     ],
 )
 def test_numbers_have_the_range_with_which_perfnb_can_compute(path: tuple[Any, ...], least: int, most: int) -> None:

@@ -78,10 +78,6 @@ BACK = graph(
 )
 
 
-#: A gradient that no module computes.
-BACK_OF_NOBODY = [operation("t"), operation("u", (), ("t",), op="aten::mul")]
-
-
 def net(hand: ByHand) -> tuple[int, int, int]:
     root = hand.layer("net", compiled=True)
     block = hand.layer("net.block", root)
@@ -243,24 +239,6 @@ def test_a_kernel_of_layers_in_different_places_is_inside_all_layers_around_them
         **{"net": 104, "net.block": 18, "net.block.inner": 18, "net.other": 12, f"net.{OVERHEAD}": 20}
     }
     assert Profile(recording).layers["calls"].tolist() == [1] * 5
-
-
-def test_a_backward_kernel_without_layers_is_the_models_and_one_without_a_forward_pass_is_nobodys() -> None:
-    back = graph(BACKWARD, {"cpp_fused_mul_0": BACK_OF_NOBODY, "cpp_fused_add_1": [operation("g", INNER, ("t",))]})
-    hand = one_region()
-    backward(hand, 200)
-    alone = ByHand().step(0, 300)
-    net(alone)
-    backward(alone, 200)
-
-    known = told(hand.recording(), [SHARED, back])
-    plain = alone.recording()
-    unknown = with_compiled_regions(plain, [back], [CompiledCode("0/0")])
-
-    inside = us(known, "self_backward_ms")
-    assert [inside[name] for name in ("net", "net.block.inner", f"net.{OVERHEAD}")] == [20, 20, 20]
-    assert unknown.events is plain.events
-    assert sorted(compiled_kernel_table(unknown)["kernel"]) == ["cpp_fused_add_1", "cpp_fused_mul_0"]
 
 
 def test_a_kernel_is_shared_by_bytes_and_flops() -> None:
