@@ -44,6 +44,7 @@ def test_memory_over_time_ends_in_the_final_state() -> None:
     assert table["total"].tolist() == [MIB, 2 * MIB, MIB, MIB * 3 // 2, MIB]
     assert table["reserved"].tolist() == [4 * MIB] * 5
     assert table["parameters"].isna().all()
+    assert segment_table(columns(snapshots.small()))["inactive_split_bytes"].tolist() == [3 * MIB]
 
 
 def test_reserved_memory_follows_segments_and_mappings() -> None:
