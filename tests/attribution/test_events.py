@@ -66,7 +66,6 @@ def test_all_events_of_a_trace_are_those_in_its_file(columns: Collection[str] | 
     for recording, names in ((whole, "a b"), (moved, "a b"), (marked, "ProfilerStep#5 inside outside")):
         found = all_events(recording, columns)
         assert found["name"].tolist() == names.split()
-        assert found.index.tolist() == list(range(len(found)))
-        assert set(found["rank"]) == {recording.rank}
+        assert (found.index.tolist(), set(found["rank"])) == ([*range(len(found))], {recording.rank})
         kept = [name for name in recording.events if columns is None or name in columns]
         assert found.columns.tolist() == [*kept, "rank"]
