@@ -302,6 +302,7 @@ def test_no_watch_runs_inside_another_or_a_profiler() -> None:
         (lambda: None, {"warmup": -1}, "warmup must be a whole number of at least 0, not -1"),
         (lambda: None, {"model": 3}, "model must be a torch module, a list of modules or a dict"),
         (lambda x: None, {"batches": []}, "batches is empty"),
+        (lambda: None, {"name": 3}, "name must be text, not 3"),
     ],
 )
 def test_what_cannot_be_run_is_refused_in_one_sentence(step: Any, options: dict[str, Any], message: str) -> None:
