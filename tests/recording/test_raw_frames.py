@@ -242,6 +242,7 @@ def saved_by_hand(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("python_tree", "parent", [-1, 1]),
         ("memory_known", "layer", [2]),
         ("memory_changes", "event", [0, 5]),
+        ("memory_events", "duration_ns", [-1]),
     ],
 )
 def test_a_row_that_refers_to_none_is_damage(
