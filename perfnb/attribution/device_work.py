@@ -224,7 +224,7 @@ def of_external_id(events: pd.DataFrame, rows: Ints, is_op: Bools) -> Ints:
     known = (external[rows] != NONE) & (external[rows] != column(events, "correlation")[rows])
     ops = np.flatnonzero(is_op & (external != NONE))
     result = np.full(len(rows), NONE, dtype=np.int64)
-    if known.any() and len(ops):
+    if known.any():
         key = pairs(column(events, "rank"), external)
         result[known] = np.append(ops, NONE)[first_match(key[ops], key[rows[known]])]
     return result

@@ -72,9 +72,7 @@ def event_table(recording: Recording, attribution: Attribution) -> pd.DataFrame:
     order = np.argsort(table["start_ns"].to_numpy(), kind="stable")
     if (np.diff(order) != 1).any():
         table = table.iloc[order].reset_index(drop=True)
-    blocks = attribution.host.blocks
-    first = blocks.loc[blocks["kind"] == Kind.STEP, "start"].min()
-    table["start_ns"] = table["start_ns"].to_numpy() - int(first)
+    table["start_ns"] = table["start_ns"].to_numpy() - int(attribution.host.blocks["start"].min())
     table["rank"] = np.full(len(table), recording.rank, dtype=np.int64)
     return conform(table, "events")
 
@@ -85,10 +83,9 @@ def all_events(recording: Recording, columns: Collection[str] | None = None) -> 
     if columns is not None:
         events = events[[name for name in events.columns if name in columns]]
     rows = rows_of_trace(recording.events)
-    # A slice avoids copying millions of rows.
-    first = int(rows[0]) if len(rows) else 0
-    behind = len(rows) == len(events) - first
-    events = events.iloc[first:] if behind else events.iloc[rows]
+    added = len(events) - len(rows)
+    # If the added event is the first one, a slice avoids copying millions of rows.
+    events = events.iloc[added:] if (rows[:1] == added).all() else events.iloc[rows]
     if recording.outside is not None:
         outside = recording.outside
         events = pd.DataFrame(

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 import perfnb
-from perfnb.attribution.collective_waits import _started_by
+from perfnb.attribution.collective_waits import HostCollectives, _started_by, waits_of_host
 from perfnb.attribution.collectives import (
     _matched,
     _shared_out,
@@ -19,7 +19,7 @@ from perfnb.attribution.collectives import (
     _with_counted,
     collective_table,
 )
-from perfnb.attribution.interval_sets import union
+from perfnb.attribution.interval_sets import IntervalSet, union
 from perfnb.profile.profile import Profile
 from perfnb.recording.recording import ArithmeticRecord
 from tests.attribution.test_gaps import phases
@@ -92,21 +92,50 @@ def in_flight(until: float) -> ByHand:
 
 
 def test_the_host_waits_until_a_collective_ends_or_its_bucket_is_taken() -> None:
-    python = in_flight(700).op("aten::mm", 400, 600)  # between operators it is no wait, if no collective ends there
-    assert phases(python) == {"communication": 10 + 100, "other": 890}
     late_end = in_flight(1500).op("aten::as_strided", 400, 410).op("aten::as_strided", 412, 420)
     late_end.event("Optimizer.step#SGD.step", 600, 800, "user_annotation")
     times = phases(late_end)
     assert (times["communication"], times["other"]) == (10 + 290 + 2, 1000 - 302 - (times["optimizer"] or 0))
-    long_after = in_flight(250).op("aten::mm", 260, 300).op("aten::as_strided", 400, 410)
-    assert phases(long_after) == {"communication": 150, "other": 850}
     inside = in_flight(1500).op("aten::transpose", 400, 420).op("aten::as_strided", 400, 410)
     assert phases(inside) == {"communication": 10, "other": 990}
     assert phases(in_flight(500).event("pf_data", 200, 600))["data"] == 400  # waiting for data is what it is
     functional = ByHand().step(0, 1000).op("_c10d_functional::all_reduce", 100, 110).op("aten::mm", 120, 300)
     functional.event("gloo:all_reduce", 105, 500, "user_annotation", thread=9)
-    functional.op("_c10d_functional::wait_tensor", 300, 520).op("aten::mm", 520, 700)
+    functional.op("_c10d_functional::wait_tensor", 300, 520).op("aten::mm", 520, 700).op("c10d::allreduce_", 102, 108)
     assert phases(functional) == {"communication": 210, "other": 790}
+    assert Profile(functional.recording()).collectives["calls"].tolist() == [1]  # the inner operator is a part of it
+
+
+Spans = list[tuple[int, int]]
+
+
+def covered(intervals: Spans) -> IntervalSet:
+    return union(*np.array(intervals, dtype=np.int64).reshape(-1, 2).T)
+
+
+@pytest.mark.parametrize(
+    ("flights", "busy", "calls", "received", "waits"),
+    [
+        *[([(10, 60)], [], [], [], [(10, 60)]), ([(10, 60)], [(60, 100)], [], [], [(10, 60)])],
+        ([(10, 60)], [(0, 20), (40, 50)], [], [], [(50, 60)]),  # from 20 to 40 no collective ends
+        ([(10, 60), (70, 90)], [], [], [], [(10, 60), (70, 90)]),
+        *[([(10, 150)], [], [], [], []), ([(10, 150)], [], [(5, 15)], [], [(10, 15)])],  # ends after the step
+        ([(10, 150)], [(12, 14)], [(5, 15)], [], [(10, 12), (14, 15)]),
+        *[([(10, 150)], [], [], [100], [(10, 100)]), ([(10, 60)], [], [], [99], [(10, 60)])],
+        *[([(10, 60)], [], [], [100], [(10, 100)]), ([(10, 20)], [(10, 19)], [], [100], [(19, 100)])],  # woke up late
+        *[([(10, 20)], [(10, 20)], [], [100], []), ([], [], [(5, 15)], [100], [])],  # it had ended before
+    ],
+)
+def test_the_host_waits_while_a_collective_is_in_flight_that_ends_before_anything_else_runs(
+    flights: Spans, busy: Spans, calls: Spans, received: list[int], waits: Spans
+) -> None:
+    start, end = np.array(flights, dtype=np.int64).reshape(-1, 2).T
+    rows = np.arange(len(start))
+    collectives = HostCollectives(rows, rows, start, start, end, np.full(len(start), "allreduce"))
+
+    found = waits_of_host(collectives, covered([(0, 100)]), covered(busy), covered(calls), np.array(received))
+
+    assert list(zip(*map(list, found), strict=True)) == waits
 
 
 def test_a_host_that_wakes_up_late_still_waits_for_the_bucket() -> None:
@@ -140,15 +169,6 @@ def test_on_a_gpu_it_is_the_hosts_wait_for_collectives_alone() -> None:
     table = Profile(hand.recording()).collectives
     assert (table["exposed_ms"] * 1000).tolist() == [500]
     assert (table["ms"] * 1000).tolist() == [600]
-
-
-def test_without_collectives_there_is_none() -> None:
-    hand = ByHand().step(0, 1000).op("aten::mm", 100, 200)
-
-    p = Profile(hand.recording())
-
-    assert p.phases.loc["communication", "ms"] == 0
-    assert p.collectives.empty
 
 
 @pytest.mark.parametrize(
@@ -211,12 +231,11 @@ def test_counted_bytes_fill_in_only_what_a_trace_does_not_tell() -> None:
     ],
 )
 def test_time_in_several_intervals_belongs_to_the_one_that_ends_first(
-    time: list[tuple[int, int]], intervals: list[tuple[int, int]], shares: list[int]
+    time: Spans, intervals: Spans, shares: list[int]
 ) -> None:
-    start, end = (np.array([one[side] for one in intervals], dtype=np.int64) for side in (0, 1))
-    known = union(*(np.array([one[side] for one in time], dtype=np.int64) for side in (0, 1)))
+    start, end = np.array(intervals, dtype=np.int64).reshape(-1, 2).T
 
-    assert _shared_out(known, start, end).tolist() == shares
+    assert _shared_out(covered(time), start, end).tolist() == shares
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from perfnb.memory.estimate.batches import tensor_resized, with_tensors
 from perfnb.memory.estimate.estimate import MemoryEstimate, _largest_fitting, _next_size, estimate_memory
 from perfnb.memory.estimate.model_step import ModelStep, left_as_they_were, model_step
 from perfnb.memory.estimate.scratch import has_tiles
-from perfnb.memory.estimate.view import step_words
+from perfnb.memory.estimate.view import estimate_document, step_words
 from tests.step.allocated import measured_peak, state_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -312,6 +312,9 @@ def test_an_estimate_shows_itself() -> None:
         "<perfnb.MemoryEstimate: Sequential: peak 3.52 MiB in optimizer, training with a batch of 8 and Adam>"
     )
     assert isinstance(estimate, MemoryEstimate)
+    for more, state, title in ((0, "good", "What would take less memory?"), (-1, "bad", "What would make it fit?")):
+        shown = estimate_document(estimate, estimate.peak_bytes + more, None)
+        assert (shown.verdict.state, shown.sections[-1].title) == (state, f"{title} (each option on its own)")
 
 
 @pytest.mark.parametrize(

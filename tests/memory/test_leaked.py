@@ -83,6 +83,22 @@ def test_survivors_are_of_three_steps_in_both_halves_before_the_last_fifth() -> 
     assert surviving(made([15, 16, 31, 32, 39]), STEPS)["steps"].tolist() == [3]
 
 
+def test_allocations_grow_if_larger_ones_replace_them_by_more_than_1_kib_in_all() -> None:
+    sizes = np.array([MIB * (place + 1) for place in EVERY])
+    pairs = made([*EVERY, *EVERY], [*sizes, *sizes], lives=1, op="pairs")
+    slow = [made(EVERY, np.linspace(0, most, STEPS).astype(int), lives=1, op=f"{most}") for most in (1024, 1025)]
+    waiting = made(EVERY, sizes, op="waiting").assign(freed_in_step=pd.array([STEPS] * STEPS, dtype="Int64"))
+
+    found = surviving(joined(ORDINARY, made(EVERY, sizes, lives=1, op="single"), pairs, *slow, waiting), STEPS)
+
+    columns = ["op", "bytes_per_step", "count_per_step", "steps", "kind"]
+    assert found[columns].to_numpy().tolist() == [
+        ["pairs", 2 * MIB, 2, STEPS, "growing"],
+        ["single", MIB, 1, STEPS, "growing"],
+        ["1025", pytest.approx(1025 / 39, rel=0.01), 1, STEPS, "growing"],
+    ]
+
+
 def test_a_leak_of_1_mib_a_step_is_told_with_its_owner() -> None:
     leak = joined(made(EVERY, MIB - 4096), made([*EVERY, *EVERY], 2048, op="aten::cat", layer=None, phase="loss"))
     report = leak_figures(joined(ORDINARY, leak), [], steps=STEPS)
@@ -238,6 +254,7 @@ def test_of_two_steps_only_what_both_left_counts() -> None:
     left = left_by_every_step(joined(harmless, made([0, 1], [2 * MIB, 3 * MIB], layer="history")), 2)
 
     assert left_by_every_step(harmless, 2).empty
+    assert left_by_every_step(made([0], 5), 1)["bytes_per_step"].tolist() == [5]
     assert left[["layer", "op", "bytes_per_step"]].values.tolist() == [["history", "aten::add", 2 * MIB]]
 
 

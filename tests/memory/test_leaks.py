@@ -216,12 +216,14 @@ def test_a_recording_that_grows_too_large_ends_early(monkeypatch) -> None:
     assert leaks.steps["process_bytes"].notna().sum() == 15
 
 
-def test_batches_reach_the_step_and_begin_again() -> None:
+def test_batches_reach_the_step_and_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     leaks = find_leaks(lambda batch: seen.append(batch), range(7), steps=20, warmup=3)
     assert seen == [place % 7 for place in range(3 + 20 + 20)]
     assert leaks.verdict == "no leak seen", str(leaks)
-    assert len(leaks.steps) == 20
+    assert (len(leaks.steps), leaks.after) == (20, 43)
+    monkeypatch.setattr("perfnb.memory.leaks.find.process_grows", lambda _: True)  # so there is a third round
+    assert find_leaks(lambda batch: seen.append(batch), range(7), steps=15, warmup=3).after == len(seen) - 43 == 48
 
 
 def test_a_layer_has_the_name_that_its_model_is_given_and_no_other_is_named() -> None:
@@ -300,6 +302,7 @@ def test_no_watch_runs_inside_another_or_a_profiler() -> None:
         (lambda: None, {"warmup": -1}, "warmup must be a whole number of at least 0, not -1"),
         (lambda: None, {"model": 3}, "model must be a torch module, a list of modules or a dict"),
         (lambda x: None, {"batches": []}, "batches is empty"),
+        (lambda: None, {"name": 3}, "name must be text, not 3"),
     ],
 )
 def test_what_cannot_be_run_is_refused_in_one_sentence(step: Any, options: dict[str, Any], message: str) -> None:

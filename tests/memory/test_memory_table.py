@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from perfnb.memory.allocations import Watched
 from perfnb.memory.table import (
     INSTANTS,
-    LARGEST,
     MemorySummary,
+    _largest,
     fullest,
     memory_summary,
     memory_table,
@@ -93,13 +95,9 @@ def test_the_peak_and_its_owners() -> None:
     assert summary.by_category == dict.fromkeys(CATEGORIES, 0) | known
     rows = summary.owners.assign(layer=summary.owners["layer"].fillna("-"))
     assert [tuple(row) for row in rows[["category", "layer", "bytes", "count"]].to_numpy()] == [
-        ("activations", "model.b", 500, 1),
-        ("temporaries", "model.b", 473, 1),
-        ("activations", "model.a", 300, 1),
-        ("parameters", "model.b", 200, 1),
-        ("gradients", "model.b", 200, 1),
-        ("parameters", "model.a", 100, 1),
-        ("activations", "-", 4, 1),
+        *[("activations", "model.b", 500, 1), ("temporaries", "model.b", 473, 1), ("activations", "model.a", 300, 1)],
+        *[("parameters", "model.b", 200, 1), ("gradients", "model.b", 200, 1), ("parameters", "model.a", 100, 1)],
+        *[("activations", "-", 4, 1)],
     ]
     assert summary.owners["share"].tolist() == [size / 1777 for size in summary.owners["bytes"]]
     assert summary.incomplete is None
@@ -113,17 +111,24 @@ def test_where_the_step_failed_the_failure_is_told_and_not_the_peak() -> None:
     assert summary.incomplete == "RuntimeError: no memory"
 
 
+def test_what_each_of_two_recorded_steps_left_behind_is_reported_with_its_owner() -> None:
+    hand = training_step(2).block(130, None, 1, 300).block(C + 130, None, 2, 200)
+    hand.block(250, None, 3, 50).block(C + 250, None, 4, 70)
+    kept = summary_of(hand.block(130, None, 5, 9, "cuda:0").block(C + 130, None, 6, 9, "cuda:0"))
+    nothing = summary_of(training_step(2).block(C + 130, None, 2, 200))
+    single = summary_of(training_step(1).block(130, None, 1, 300))
+
+    assert (kept.device, kept.kept_bytes, kept.kept_by) == ("cpu", 250, "model.a, aten::mm")
+    assert (nothing.kept_bytes, nothing.kept_by) == (0, None)
+    assert (single.kept_bytes, single.kept_by) == (None, None)
+
+
 def test_phases_are_in_order_and_neighbours_of_one_phase_are_joined() -> None:
     phases = summary_of(step_with_memory()).phases
 
     assert [(row.phase, round(row.start_ms * 1000), round(row.end_ms * 1000)) for row in phases.itertuples()] == [
-        ("data", 0, 100),
-        ("forward", 100, 400),
-        ("loss", 400, 450),
-        ("backward", 450, 760),
-        ("other", 760, 800),
-        ("optimizer", 800, 950),
-        ("other", 950, 1000),
+        *[("data", 0, 100), ("forward", 100, 400), ("loss", 400, 450), ("backward", 450, 760), ("other", 760, 800)],
+        *[("optimizer", 800, 950), ("other", 950, 1000)],
     ]
 
 
@@ -157,31 +162,20 @@ def test_a_long_timeline_is_thinned_to_its_envelope() -> None:
     assert most[0].to_dict() == most[1].to_dict()
 
 
-@pytest.mark.slow
-def test_the_largest_at_every_instant_are_listed() -> None:
-    watched = watch(random_blocks(3000))
-    summary = memory_summary(watched, memory_table(watched))
-    assert summary is not None
+def test_blocks_are_listed_if_they_are_among_the_eight_largest_at_any_instant() -> None:
+    everywhere = [(size, 0, 1_000) for size in range(100, 107)]  # seven of them
+    lives = [(9, 200, 400), (8, 300, 400), (7, 401, 499), (6, 400, 1_000), (5, -50, 100), (4, 500, 9_000), (3, 0, 101)]
+    blocks = pd.DataFrame([*lives, *everywhere, (999, 0, 9)], columns=["bytes", "start", "end"])
+    blocks = blocks.assign(**dict.fromkeys(("category", "layer", "phase", "op", "name"), ""), device="cpu")
+    blocks.loc[len(blocks) - 1, "device"] = "cuda:0"
 
-    listed = summary.largest
-    assert len(listed) < 2000
-    start, end = watched.blocks["start"].to_numpy() / 1e6, watched.blocks["end"].to_numpy() / 1e6
-    for t_ms in summary.timeline["t_ms"].iloc[::7]:
-        alive = watched.blocks.loc[(start <= t_ms) & (end > t_ms), "bytes"].nlargest(LARGEST)
-        ours = listed.loc[(listed["start_ms"] <= t_ms) & (listed["end_ms"] > t_ms), "bytes"].nlargest(LARGEST)
-        assert ours.tolist() == alive.tolist()
+    found = _largest(Watched(None, None, blocks, 0, 1_000), "cpu", np.array([0, 100, 200, 300, 400, 500]) / 1e6)
 
-
-def test_lives_of_the_largest_are_clipped_to_the_step() -> None:
-    largest = summary_of(step_with_memory().block(500, C + 200, 17, 50)).largest.set_index("bytes")
-
-    lives = {size: (round(row["start_ms"], 6), round(row["end_ms"], 6)) for size, row in largest.iterrows()}
-    assert (lives[50], lives[500], lives[473]) == ((0, 0.2), (0.25, 0.62), (0.515, 0.52))
-    assert largest.loc[500, ["category", "layer", "phase", "op"]].tolist() == [
-        *("activations", "model.b", "forward", "aten::mm"),
+    # At 300, 9 is larger than 8. Between 401 and 499 there is no instant. At 500, 6 is larger than 4.
+    assert found["bytes"].tolist() == [*range(106, 99, -1), 9, 6, 5, 3]
+    assert found[["start_ms", "end_ms"]].iloc[7:].to_numpy().tolist() == [
+        *([0.0002, 0.0004], [0.0004, 0.001], [0, 0.0001], [0, 0.000101])
     ]
-    gradient = largest[largest["category"] == "gradients"]
-    assert gradient["end_ms"].tolist() == [1.0, 1.0]
 
 
 def test_of_many_instants_the_fullest_of_each_part_and_both_ends_are_kept() -> None:

@@ -97,7 +97,7 @@ def test_allocations_keep_their_figures_and_names() -> None:
     by_hand = made.largest.sort_values("start_ms", kind="stable").reset_index(drop=True)
     assert largest["start"] == pytest.approx(list(by_hand["start_ms"]), abs=1e-6)
     assert largest["end"] == pytest.approx(list(by_hand["end_ms"]), abs=1e-6)
-    found = [names[layer] if layer >= 0 else None for layer in largest["layer"]]
+    found = [None if layer == -1 else names[layer] for layer in largest["layer"]]
     assert list(zip(largest["bytes"], found, strict=True)) == [
         (row.bytes, None if pd.isna(row.layer) else row.layer) for row in by_hand.itertuples()
     ]

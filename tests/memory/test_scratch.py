@@ -105,6 +105,7 @@ def convolved(x: Tensor, weight: Tensor, y: Tensor, stride: int = 1, dilation: i
         ((ones(2, 3, 8, 8), ones(16, 3, 3, 3), ones(2, 16, 6, 6)), 4608),
         ((ones(1, 32, 8, 8), ones(16, 32, 5, 5), ones(1, 16, 4, 4)), 8192 + 51200),
         ((ones(2, 20, 8, 8), ones(5, 20, 3, 3), ones(2, 5, 6, 6)), 16384 + 18432 + 4608 - 1440),
+        ((ones(2, 20, 8, 8), ones(1, 20, 3, 3), ones(2, 1, 6, 6)), 16384 + 18432 + 4608 - 288),
         # In groups: of one channel each, of three and two, and of eight.
         ((ones(2, 4, 8, 8), ones(4, 1, 3, 3), ones(2, 4, 6, 6), 1, 1, 4), 8192 + 144 + 4608 - 1152),
         ((ones(2, 6, 8, 8), ones(4, 3, 3, 3), ones(2, 4, 6, 6), 1, 1, 2), 1152),

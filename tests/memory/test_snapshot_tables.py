@@ -44,6 +44,7 @@ def test_memory_over_time_ends_in_the_final_state() -> None:
     assert table["total"].tolist() == [MIB, 2 * MIB, MIB, MIB * 3 // 2, MIB]
     assert table["reserved"].tolist() == [4 * MIB] * 5
     assert table["parameters"].isna().all()
+    assert segment_table(columns(snapshots.small()))["inactive_split_bytes"].tolist() == [3 * MIB]
 
 
 def test_reserved_memory_follows_segments_and_mappings() -> None:
@@ -176,8 +177,9 @@ def test_two_blocks_at_one_address_stay_two() -> None:
 
 
 def test_a_block_that_lives_although_its_allocation_was_freed_is_another_one() -> None:
-    trace = [entry("alloc", ADDRESS, 512, 0), entry("free_requested", ADDRESS, 512, 5)]
+    trace = [entry("alloc", ADDRESS, 513, 0), entry("free_requested", ADDRESS, 513, 5)]
     table = allocation_table(columns(snapshot([segment(ADDRESS, [block(ADDRESS, 512)])], trace)))
 
     assert table["state"].tolist() == ["freed", "active_allocated"]
+    assert table["bytes"].tolist() == [1024, 512]  # requests are rounded up to multiples of 512 bytes
     assert table["end_ns"].isna().tolist() == [False, True]

@@ -104,3 +104,13 @@ def test_the_map_is_to_scale() -> None:
     assert [(part.mark.word, part.value) for part in held.bars[0].parts] == [(LINE, MIB), ("free", 3 * MIB)]
     assert max(line.values[-1] for line in area.drawn) == MIB
     assert area.at[-1] == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(("count", "words"), [(24, ""), (25, ", the 24 largest of 25")])
+def test_the_largest_segments_of_a_device_are_drawn(count: int, words: str) -> None:
+    segments = [segment(ADDRESS + place * MIB, [block(ADDRESS + place * MIB, 512)]) for place in range(count)]
+
+    drawn = document(snapshot(segments)).sections[1]
+
+    assert isinstance(drawn, Bars)
+    assert (drawn.title, len(drawn.bars)) == (f"Segments, with their blocks by origin{words}", 24)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import perfnb
@@ -20,6 +21,8 @@ from perfnb.recording.compiled_layers import (
     _called,
     _head,
     _is_below,
+    _Layers,
+    _planned,
     common_prefix,
     graph_keys,
     matched,
@@ -207,20 +210,6 @@ def test_the_kernels_have_their_layers_ops_and_lines() -> None:
     }
 
 
-def test_an_external_kernel_belongs_to_one_layer() -> None:
-    hand = ByHand().step(0, 200)
-    root, *_ = net(hand)
-    hand.call(root, 8, 112)
-    hand.op(f"## Call CompiledFxGraph {FORWARD} ##", 10, 60)
-    hand.op("aten::mm", 20, 50)
-    both = [operation("a", BLOCK, ("x", "y"), op="aten::mm"), operation("b", INNER, ("a",), op="aten::mm")]
-    made = graph(FORWARD, {"extern_kernels.mm": both}, *map(operation, "xy"), extern=("extern_kernels.mm",))
-
-    recording = with_compiled_regions(hand.recording(), [made], [CompiledCode("0/0")])
-
-    assert us(recording)["net.block"] == 30  # it reads twice as much as the other writes
-
-
 def test_kernels_that_fill_their_graphs_call_leave_no_overhead() -> None:
     hand = ByHand().step(0, 200)
     root, *_ = net(hand)
@@ -231,6 +220,89 @@ def test_kernels_that_fill_their_graphs_call_leave_no_overhead() -> None:
 
     assert us(recording) == {"net": 104 - 50, "net.block": 10, "net.block.inner": 40}
     assert recording.modules["name"].tolist() == ["net", "net.block", "net.block.inner"]
+
+
+def test_a_kernel_of_layers_in_different_places_is_inside_all_layers_around_them() -> None:
+    hand = ByHand().step(0, 200)
+    root, *_ = net(hand)
+    hand.layer("net.other", root)
+    hand.call(root, 8, 112).op(f"## Call CompiledFxGraph {FORWARD} ##", 10, 60)
+    hand.op("graph_0_cpp_fused_mul_0", 10, 40).op("graph_0_cpp_fused_mul_1", 40, 40)
+    hand.op("## Call CompiledFxGraph x ##", 70, 80)
+    apart = [operation("a", INNER, ("x", "y")), operation("b", (("L['self'].other", "Net.Other"),), ("z",))]
+    empty = [operation("c", BLOCK, ("b",))]
+    made = graph(FORWARD, {"cpp_fused_mul_0": apart, "cpp_fused_mul_1": empty}, *map(operation, "xyz"))
+
+    recording = with_compiled_regions(hand.recording(), [made], [CompiledCode("0/0")])
+
+    assert us(recording, "total_ms") == {
+        **{"net": 104, "net.block": 18, "net.block.inner": 18, "net.other": 12, f"net.{OVERHEAD}": 20}
+    }
+    assert Profile(recording).layers["calls"].tolist() == [1] * 5
+
+
+def test_a_kernel_is_shared_by_bytes_and_flops() -> None:
+    inside = [operation("a", BLOCK, ("x", "y"))._replace(flops=40), operation("c", (("L['self']", "Net"),), ("a",))]
+    inside.append(operation("b", INNER, ("c", "w"))._replace(flops=60))
+    view = operation("v", BLOCK, ("x",))._replace(view=True, flops=5)
+    made = graph(FORWARD, {"fused": inside, "turning": [view]}, *map(operation, "xyw"))
+    rows = {"L['self']": 0, "L['self'].block": 1, "L['self'].block.inner": 2}
+
+    fused, turning = (_planned(made, at, rows, 0) for at in range(2))
+
+    assert fused.shares == [((1,), 240 / 500), ((1, 2), 260 / 500)]
+    assert fused.facts == (FORWARD, "fused", "aten::mul", "model.py:7: x * 2", 400, 100, True)
+    assert turning.shares == [((1,), 1.0)]
+    assert turning.facts[4:6] == (0, 0)  # what a kernel moves that only arranges memory is unknown
+
+
+MODULES = {
+    **{"net": ("Net", -1), "net.a": ("Block", 0), "net.a.inner": ("Inner", 1)},
+    **{"net.b": ("Block", 0), "net.b.inner": ("Inner", 3), "other": ("Net", -1), "models.0": ("Other", -1)},
+    "models['x']": ("Other", -1),
+}
+
+
+def layers() -> _Layers:
+    frame = pd.DataFrame({"name": [*MODULES], "module": [kind for kind, _ in MODULES.values()]})
+    frame = frame.assign(parent=[parent for _, parent in MODULES.values()], depth=0, compiled=False)
+    return _Layers(frame.assign(parameters=7, parameter_bytes=28), None)
+
+
+@pytest.mark.parametrize(
+    ("classes", "around", "heads"),
+    [
+        ({"L['self'].a": "Block"}, 0, {"L['self']": [0]}),
+        ({"L['self'].a": ""}, 0, {"L['self']": [0]}),  # of any class
+        ({"L['m']": "Net"}, -1, {"L['m']": [0, 5]}),
+        ({"L['m']": "Block"}, -1, {"L['m']": [1, 3]}),  # none of them is a model of its own
+        ({"L['m']": "Inner"}, 1, {"L['m']": [2]}),
+        ({"L['m'].inner": "Inner", "L['m'].x": "X"}, 0, {"L['m'].inner": [2, 4]}),  # half of the classes are not enough
+        ({"L['m'].inner": "Inner", "L['m']": "Block", "L['m'].x": "X"}, 0, {"L['m']": [1, 3]}),
+        ({"L['m'][1]": "Block", "L['m'][2]": "Net"}, -1, {"L['m'][1]": [1, 3], "L['m'][2]": [0, 5]}),
+    ],
+)
+def test_the_models_of_a_graph_are_the_layers_with_most_of_their_classes(
+    classes: dict[str, str], around: int, heads: dict[str, list[int]]
+) -> None:
+    found = layers().heads(classes, around)
+
+    assert {head: rows for head, rows in found.items() if rows} == heads
+
+
+def test_a_layer_is_found_by_the_name_of_a_variable_and_new_layers_are_added_once() -> None:
+    known = layers()
+
+    heads = ("L['net'].a", "G['models'][0]", "G['models']['x']", "L['x']")
+    assert [known.named(head, range(8)) for head in heads] == [1, 6, 7, -1]
+    assert known.named("L['net'].a", [0, 2]) == -1
+    assert [known.nearest(row, rows) for row, rows in ((2, (1, 0)), (2, (0,)), (2, (2,)), (2, (5,)))] == [1, 0, 2, -1]
+    assert [known.overhead(0), known.overhead(0), known.add("new", 4, "Kind"), known.at(0, ".b")] == [8, 8, 9, 3]
+    added = known.frame().iloc[[0, 1, 8, 9]]
+    assert added["name"].tolist() == ["net", "net.a", f"net.{OVERHEAD}", "new"]
+    assert added["compiled"].tolist() == [True, False, False, False]
+    assert added[["parent", "depth", "parameters"]].to_numpy().tolist() == [[-1, 0, 7], [0, 0, 7], [0, 1, 0], [4, 3, 0]]
+    assert added["module"].iloc[3] == "Kind"
 
 
 def host_of(hand: ByHand) -> HostEvents:
@@ -365,48 +437,11 @@ def test_a_function_that_calls_several_models_is_a_layer_of_its_own() -> None:
     assert "other threads" not in text
 
 
-@pytest.mark.parametrize(
-    ("paths", "names"),
-    [
-        (("L['first']", "G['second']"), ("first", "second")),
-        (("L['models']['a']", "L['models'][0]"), ("models['a']", "models[0]")),
-        (("G['trainer'].student", "G['trainer'].teacher"), ("trainer.student", "trainer.teacher")),
-    ],
-)
-def test_alike_models_in_a_function_are_told_apart_by_the_variables(
-    paths: tuple[str, ...], names: tuple[str, ...]
-) -> None:
-    recording = of_a_function(dict.fromkeys(paths, "Model"), dict.fromkeys(names, "Model"))
-
-    assert [us(recording)[name] for name in names] == [20, 30]
-
-
 def test_the_time_of_a_model_that_could_be_several_is_the_functions() -> None:
     paths = {"L['encoder']": "Encoder", "L['model']": "Model"}
     recording = of_a_function(paths, {"encoder": "Encoder", "a": "Model", "b": "Model"}, function="train")
 
     assert us(recording) == {"encoder": 20, "train()": 30, f"train().{OVERHEAD}": 50}
-
-
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ('._modules["it\'s"]', "it's"),
-        (".two words", "two words"),
-    ],
-)
-def test_unusual_names_of_modules_are_found(path: str, name: str) -> None:
-    hand = ByHand().step(0, 300)
-    root = hand.layer("net", compiled=True)
-    hand.layer(f"net.{name}", root)
-    hand.modules[-1]["module"] = "Inner"
-    hand.call(root, 8, 112)
-    region(hand, 10)
-    inner = operation("a", ((f"L['self']{path}", "Inner"),), ("x",))
-
-    recording = told(hand.recording(), [graph(FORWARD, {"cpp_fused_mul_0": [inner]}, operation("x"))])
-
-    assert us(recording)[f"net.{name}"] == 20
 
 
 def test_layers_called_in_compiled_code_that_tells_none_are_not_said_to_run_on_other_threads() -> None:
@@ -555,6 +590,7 @@ def test_layers_have_in_common_those_around_all(chains: list[tuple[int, ...]], p
         ("L['self'].a[12][x]", ".a.12"),
         ("L['self']._modules['say \"hi\"'].ü", '.say "hi".ü'),
         ("L['self']._modules['a[0]']['key']", ".a[0].key"),
+        ("L['self']._modules[\"it's\"].two words", ".it's.two words"),
     ],
 )
 def test_a_path_below_a_variable_is_written_as_the_name_of_a_layer(path: str, below: str) -> None:

@@ -69,6 +69,7 @@ def test_a_trace_without_marks_is_one_step(tmp_path: Path) -> None:
     assert len(events) == len(trace.events) + 1
     assert rows_of_trace(events).tolist() == [1, 2, 3]
     assert events["sequence"].tolist()[:2] == [-1, 4]
+    assert (events["stream"].tolist(), set(events["bytes"])) == ([-1, -1, -1, 7], {-1})
     assert recording.steps["wall_ms"].tolist() == [0.2]
     assert not recording.meta["trace"]["steps_marked"]
     assert recording.traced_steps == 1

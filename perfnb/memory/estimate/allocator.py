@@ -355,7 +355,7 @@ def _small(tensor: Tensor) -> bool:
 
 def _asker() -> str:
     """Return the file with the code that reads a tensor's value."""
-    frame: Any = sys._getframe(1)
+    frame: Any = sys._getframe()
     while frame is not None and frame.f_code.co_filename in _DISPATCHING:
         frame = frame.f_back
     return "" if frame is None else str(frame.f_code.co_filename)
