@@ -121,6 +121,38 @@ def test_a_trace_with_too_much_of_something_is_refused_in_a_sentence(
         perfnb.load(written(tmp_path, make(13)))
 
 
+#: Events, the largest number that docs/formats.md allows, and what is said of one more.
+DOCUMENTED: dict[str, tuple[Callable[[int], Events], int, str]] = {
+    "threads": (ODD["threads"][0], 2_000, "2,001 threads, and perfnb shows at most 2,000"),
+    "streams": (ODD["streams"][0], 2_000, "2,001 device streams, and perfnb shows at most 2,000"),
+    "devices": (ODD["devices"][0], 256, "257 devices, and perfnb shows at most 256"),
+    "steps": (steps, 5_000, "5,001 steps, and perfnb shows at most 5,000"),
+    "steps of devices": (
+        lambda count: [*steps(count), *kernels(5, device=int)[1:]],
+        4_000,
+        "20,005 steps on all devices, and perfnb shows at most 20,000",
+    ),
+    "ops": (ODD["ops"][0], 2_000, "2,001 levels of nested events, and perfnb shows at most 2,000"),
+}
+
+
+@pytest.mark.parametrize("odd", DOCUMENTED)
+def test_a_trace_is_read_up_to_the_documented_limits(odd: str) -> None:
+    make, most, said = DOCUMENTED[odd]
+    trace_steps.refuse_odd_trace(decode(json.dumps(make(most)).encode()), "it")
+    with pytest.raises(TraceError, match=f"^it was not read: it has {said};"):
+        trace_steps.refuse_odd_trace(decode(json.dumps(make(most + 1)).encode()), "it")
+
+
+def test_layers_are_read_up_to_the_documented_limits() -> None:
+    trace_steps.refuse_odd_layers([3, 499, 0], 33_554_432, "it")
+    trace_steps.refuse_odd_layers([], 0, "it")
+    with pytest.raises(TraceError, match="it has 501 levels of nested layers, and perfnb shows at most 500;"):
+        trace_steps.refuse_odd_layers([500, 3], 0, "it")
+    with pytest.raises(TraceError, match="it has 33,554,433 characters in the names of its layers"):
+        trace_steps.refuse_odd_layers([3], 33_554_433, "it")
+
+
 def test_names_that_repeat_each_other_are_counted_before_they_are_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
