@@ -16,7 +16,7 @@ import perfnb
 from perfnb.errors import TraceError
 from perfnb.trace import sqlite_file, trace_file
 from perfnb.trace.columns import MISSING, TraceColumns
-from perfnb.trace.nsys import read
+from perfnb.trace.nsys import _copy_name, read
 from perfnb.trace.trace_file import LIMITS, Limits
 from tests.nsys_files import (
     CALL,
@@ -191,6 +191,15 @@ def test_graphs_recorded_as_wholes_are_work(tmp_path: Path) -> None:
     told = " ".join(p.meta["trace"]["caveats"])
     assert "1 CUDA graph launches were recorded as a whole" in told
     assert "The file does not contain the work of 1 of 2 CUDA graph launches" in told
+
+
+def test_copies_have_the_names_that_torch_gives_them() -> None:
+    ways = ["HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"]
+    ways += ["HtoD (unified)", "DtoH (unified)", "DtoD (unified)"]
+    assert [_copy_name(kind, 0, 9) for kind in range(15)] == [f"Memcpy {way}" for way in ("Unknown", *ways, "Unknown")]
+    places = ["Pageable", "Pinned", "Device", "Array", "Managed", "Device static", "Managed static"]
+    assert [_copy_name(8, place, 2) for place in range(7)] == [f"Memcpy DtoD ({place} -> Device)" for place in places]
+    assert [_copy_name(1, 1, 3), _copy_name(1, 9, 0)] == ["Memcpy HtoD (Pinned -> Array)", "Memcpy HtoD"]
 
 
 def test_synchronisation_names_what_it_waits_for(tmp_path: Path) -> None:
