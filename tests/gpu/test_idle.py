@@ -96,6 +96,16 @@ def test_gaps_before_a_step_are_marked_and_left_out_where_each_step_stands_alone
     assert idle_time(trace.frame(), by_step=True)["before_ms"].tolist() == [0, pytest.approx(0.07)]
 
 
+def test_a_gap_after_the_first_work_of_a_step_is_not_before_the_step() -> None:
+    trace = Trace().event("ProfilerStep#3", 0, 50, "user_annotation").event("ProfilerStep#4", 50, 99, "user_annotation")
+    trace.work("a", 10, 60, (1, 5)).work("empty", 60, 60, (51, 52)).work("b", 80, 90, (53, 54))
+
+    gaps = idle_gaps(trace.frame())
+
+    assert (gaps["start_ns"] // 1000).tolist() == [60]
+    assert gaps[["step", "before_step"]].to_numpy().tolist() == [[4, False]]
+
+
 def test_kernels_of_a_graph_do_not_wait_for_the_host_though_their_call_has_not_returned() -> None:
     trace = Trace().work("first", 110, 120, (100, 300), call="cudaGraphLaunch")
     trace.work("second", 150, 160, correlation=1)

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from perfnb.gpu.launches import kernels_by_op, launches, launches_by_op, queue_lengths
+from perfnb.gpu.launches import (
+    LaunchFacts,
+    _quantile,
+    kernels_by_op,
+    launch_facts,
+    launches,
+    launches_by_op,
+    queue_lengths,
+)
 from tests.traces_by_hand import Trace
 
 
@@ -61,6 +70,37 @@ def test_one_call_for_many_kernels_counts_once() -> None:
     assert table["shared"].tolist() == [3, 3, 3]
     assert table["short"].tolist() == [False, True, False]  # 3 us of the call for each
     assert launches_by_op(launches(trace.frame()))["call_ms"].sum() == 0.009
+
+
+def test_the_figures_of_launches_are_medians_and_95th_percentiles() -> None:
+    trace = Trace()
+    for us in range(1, 21):  # a call of as many microseconds, and a delay of three times as many
+        trace.work("k", 100 * us + 3 * us, 100 * us + 99, (100 * us, 101 * us))
+    trace.work("lost", 3000, 3010)
+    rows = launches(trace.frame())
+    spans = pd.DataFrame({"device": [0], "start_ns": [103_000], "end_ns": [3_010_000]})
+    queue = queue_lengths(trace.frame()).rename(columns={"time_ns": "start_ns"})
+
+    facts = launch_facts(rows, queue, spans, 2)
+
+    assert (facts.launched, facts.known, facts.short_share) == (10.5, 10, 0)
+    assert (facts.call_us, facts.call_us_95, facts.delay_us, facts.delay_us_95) == (10, 19, 30, 57)
+    assert facts.longest_queue == 1
+    # All delays but the first, which is over when the first work begins.
+    assert facts.empty_share == pytest.approx(1 - 3 * sum(range(2, 21)) / 2907)
+    none = launch_facts(rows.tail(1), queue.head(0), spans, 0)
+    assert none == LaunchFacts(1, 0, *[None] * 7)
+
+
+@pytest.mark.parametrize(
+    ("share", "value"), [(0.0, 1), (0.25, 1), (0.26, 2), (0.5, 2), (0.51, 7), (0.75, 7), (0.76, 9), (1.0, 9)]
+)
+def test_a_weighted_quantile_is_a_value_that_occurs(share: float, value: float) -> None:
+    values, weights = np.array([7.0, 9.0, 1.0, 2.0]), np.ones(4)
+    assert _quantile(values, weights, share) == value
+    assert _quantile(np.append(values, 9.0), np.append(weights, 0.0), share) == value
+    assert _quantile(np.array([9.0, 7.0, 7.0, 7.0]), np.array([1, 1 / 3, 1 / 3, 1 / 3]), 0.5) == 7
+    assert _quantile(values[:0], weights[:0], share) is None
 
 
 def test_the_queue_grows_with_launches_and_shrinks_when_work_begins() -> None:

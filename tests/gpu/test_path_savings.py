@@ -59,6 +59,15 @@ def test_a_part_beside_which_another_is_as_long_saves_nothing() -> None:
     assert "b" not in parts
 
 
+def test_without_the_last_work_a_step_ends_with_the_one_that_ended_before_it() -> None:
+    trace = step(Trace().work("a", 10, 80, (1, 3)).work("b", 10, 60, (4, 5), stream=9), 6)
+
+    table = path_savings(trace, 1, tail=True, by="name").set_index("name")
+
+    assert table.loc["a", ["path_ms", "saves_ms"]].tolist() == pytest.approx([0.07, 0.02])
+    assert table.loc["cudaLaunchKernel", ["path_ms", "saves_ms"]].tolist() == pytest.approx([0.009, 0.009])
+
+
 def test_what_waits_for_an_event_is_saved_with_what_it_waits_for() -> None:
     parts = saved(step(streams(with_event=True)), "name")
 
