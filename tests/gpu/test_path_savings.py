@@ -59,6 +59,16 @@ def test_a_part_beside_which_another_is_as_long_saves_nothing() -> None:
     assert "b" not in parts
 
 
+def test_returning_from_waits_saves_no_more_than_other_work_allows() -> None:
+    trace = Trace().work("a", 5, 40, (1, 3)).work("long", 10, 55, (4, 6), stream=9)
+    trace.event("cudaStreamSynchronize", 8, 60, "cuda_runtime", correlation=50)
+    trace.event("Stream Sync", 8, 60, "cuda_sync", device=0, stream=7, correlation=50)
+    trace.work("b", 66, 90, (62, 64), stream=9).event("cudaDeviceSynchronize", 70, 95, "cuda_runtime")
+
+    # The host could launch "b" 20 earlier, but it would wait for "long", which ended 11 before it began.
+    assert saved(step(trace))["synchronisation"] == (25, 16)
+
+
 def test_without_the_last_work_a_step_ends_with_the_one_that_ended_before_it() -> None:
     trace = step(Trace().work("a", 10, 80, (1, 3)).work("b", 10, 60, (4, 5), stream=9), 6)
 
