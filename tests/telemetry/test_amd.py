@@ -157,6 +157,26 @@ def test_where_a_meter_lacks_a_value_another_has_it(
 
 
 @pytest.mark.parametrize(
+    ("function", "field", "most", "metric", "value"),
+    [
+        ("gpu_activity", "gfx_activity", 100, "busy_percent", 100),
+        ("gpu_vram_usage", "vram_used", 2**20, "memory_bytes", 2**40),
+        ("power_info", "current_socket_power", 2_500, "power_w", 2_500),
+        ("energy_count", "energy_accumulator", 2**63, "energy_j", 2**63 * 15.3 / 1e6),
+        ("temp_metric_HOTSPOT", "", 150, "temperature_c", 150),
+        ("clock_info_GFX", "clk", 10_000, "sm_clock_mhz", 10_000),
+        ("clock_info_MEM", "clk", 10_000, "memory_clock_mhz", 10_000),
+    ],
+)
+def test_a_value_is_read_up_to_the_largest_that_is_plausible(
+    machine: Machine, function: str, field: str, most: int, metric: str, value: float
+) -> None:
+    for given, expected in ((most, value), (most + 1, None)):
+        described = {**USUAL[function], field: given} if field else given
+        assert machine({function: described}).read(FIRST, 1)[metric] == expected
+
+
+@pytest.mark.parametrize(
     ("change", "metric", "words"),
     [
         ({"gpu_activity": {"gfx_activity": "N/A"}}, "busy_percent", "busy time"),

@@ -68,7 +68,7 @@ class Told:
         self.source._search_took_ns = 0  # however slow the machine is, it may search
         values = self.source.read("process", self.now)
         cpu = values["cpu_percent"]
-        return None if cpu is None else round(cpu / 100, 6), values["processes"], values["disk_read_bytes_per_s"]
+        return None if cpu is None else round(cpu / 100, 9), values["processes"], values["disk_read_bytes_per_s"]
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from perfnb.errors import CaptureError
+from perfnb.telemetry import watcher as watcher_module
 from perfnb.telemetry.sampler import loop
 from perfnb.telemetry.sampler.process import SAMPLER
 from perfnb.telemetry.sampler.source import Absent, DeviceFacts, Lost, Source, Values
@@ -530,6 +531,46 @@ def test_a_sampler_that_ends_by_itself_is_noted_and_the_view_learns_of_it(sent: 
         watcher._take(None)
         assert watcher.notes == ["The sampler ended by itself after 1 readings: a last word."]
         assert taken == [[]]
+
+
+def test_a_forked_process_lets_go_of_the_sampler_and_has_locks_of_its_own(
+    sent: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher, told = Watcher(0.5), list[str]()
+    monkeypatch.setattr(watcher._process, "forget_in_child", lambda: told.append("forgotten"), raising=False)
+    assert watcher._stopping.acquire(blocking=False)  # as by a thread that does not exist in the other process
+    assert watcher.history._lock.acquire(blocking=False)
+
+    watcher_module._forget_all_in_child()
+
+    assert (told, watcher.running, running()) == (["forgotten"], False, 0)
+    assert not watcher._stopping.locked()
+    assert not watcher.history._lock.locked()
+    watcher.forget_in_child()  # nothing is left to forget
+
+
+@pytest.mark.parametrize("pipes", [True, False])
+def test_a_forked_process_closes_its_ends_of_the_pipes_and_does_not_wait_for_the_sampler(pipes: bool) -> None:
+    told = list[str]()
+    process = object.__new__(SamplerProcess)
+    own: Any = SimpleNamespace(**dict.fromkeys(("stdin", "stdout", "returncode")))
+    if pipes:
+        own.stdin, own.stdout = io.BytesIO(), io.BytesIO()
+    process.process = own
+    process._finalizer = SimpleNamespace(detach=lambda: told.append("detached"))  # type: ignore[assignment]
+
+    process.forget_in_child()
+
+    assert (told, own.returncode) == (["detached"], 0)
+    assert not pipes or (own.stdin.closed and own.stdout.closed)
+
+
+def test_all_watches_end_with_the_process(sent: list[Any]) -> None:
+    watchers = [Watcher(0.5), Watcher(0.5)]
+    assert running() == 2
+    watcher_module._stop_all()
+    assert [watcher.running for watcher in watchers] == [False, False]
+    assert running() == 0
 
 
 @pytest.mark.parametrize("messages", [[None], [HELLO | {"hello": HELLO["hello"] | {"devices": {}}}, None]])
