@@ -186,6 +186,7 @@ def test_what_a_synchronisation_waits_for_is_a_column_and_an_unsigned_minus_one_
         ({"rank": "3", "world_size": 8.0}, 3, 8),
         ({"backend": "nccl"}, None, None),
         ({"rank": -1, "world_size": 2**70}, None, None),
+        ({"rank": 2**31 - 1, "world_size": 2**31}, 2**31 - 1, None),
         ([], None, None),
         ("rank", None, None),
     ],
