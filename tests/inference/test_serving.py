@@ -17,8 +17,16 @@ import pytest
 import torch
 
 from perfnb.inference.latency import latency
-from perfnb.inference.request_runner import RequestQueue, Served
-from perfnb.inference.serving import Requests, may_hold, served_by, serves_in_training, size_of, tokens_served_by
+from perfnb.inference.request_runner import RequestQueue, RequestRunner, Served
+from perfnb.inference.serving import (
+    Requests,
+    TokenTimes,
+    may_hold,
+    served_by,
+    serves_in_training,
+    size_of,
+    tokens_served_by,
+)
 from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -119,6 +127,38 @@ def test_requests_are_drawn_as_often_as_they_come() -> None:
 def test_what_is_one_request_itself_is_not_taken_apart(given: Any, meant: str) -> None:
     with pytest.raises(TypeError, match=meant):
         latency(lambda request: request, given)
+
+
+def test_only_the_first_thousand_of_requests_without_a_length_are_used() -> None:
+    assert len(Requests(range(1_001))) == len(Requests(dict.fromkeys(range(1_001)).keys())) == 1_001
+    endless = Requests(iter(int, 1))
+    assert len(endless) == 1_000
+    assert endless[999] == 0
+
+
+def test_tokens_are_timed_once_they_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    synchronized = list[int]()
+    times = TokenTimes()
+    monkeypatch.setattr("perfnb.inference.serving.synchronize", lambda: synchronized.append(len(times)))
+    for token, count in (("a", 1), ("", 0), ([], 0), ([5, 6], 1), (7, 1), (torch.ones(3), 3), (torch.ones(0), 0)):
+        before = len(times)
+        times.note(token)
+        assert len(times) - before == count
+    assert synchronized == []
+    times.note(torch.ones(2, device="meta"))  # in the place of an accelerator
+    assert synchronized == [6]
+    assert len(times) == 8
+
+
+@pytest.mark.parametrize(("ms", "count"), [(1_999, 3), (2_001, 2)])
+def test_what_is_due_is_served_for_half_as_long_again_and_a_second(ms: float, count: int, clock: FakeClock) -> None:
+    done = list[Any]()
+    runner = RequestRunner(lambda _: clock.pass_exactly(ms), Requests(["x"]), 1, lambda *told: done.append(told))
+
+    served = runner.on_schedule([0.0, 1_000.0, 2_000.0])  # until 4 s
+
+    assert len(served) == count
+    assert done == [("at a rate", number, 3) for number in range(1, count + 1)]
 
 
 def test_a_series_is_taken_by_place_whatever_its_index() -> None:
