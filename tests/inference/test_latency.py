@@ -165,6 +165,50 @@ def test_requests_too_slow_for_warm_up_are_not_all_left_out(clock: FakeClock) ->
     assert each.at(0.1).service_ms == pytest.approx(10, rel=1e-2)
 
 
+@pytest.mark.parametrize(
+    ("asked", "seconds"),
+    [
+        ({}, {"alone": 8.5, "paused": 1.5}),
+        ({"rate_per_s": 100}, {"alone": 3.825, "paused": 0.675, "open": 5.5}),
+        ({"bound_ms": 500, "quantile": 0.5}, {"alone": 3.825, "paused": 0.675, "highest": 5.5}),
+        ({"batch": list}, {"alone": 3.825, "paused": 0.675, "batches": 5.5}),
+        (
+            {"rate_per_s": 100, "batch": list, "bound_ms": 500, "quantile": 0.4},
+            {"alone": 3.825, "paused": 0.675, **dict.fromkeys(("open", "batches", "highest"), 5.5 / 3)},
+        ),
+    ],
+)
+def test_runs_share_the_budget(
+    asked: dict[str, Any], seconds: dict[str, float], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = dict[str, float]()
+
+    class Runner(RequestRunner):
+        def back_to_back(self, seconds: float) -> Any:
+            told["alone"] = seconds
+            return super().back_to_back(seconds)
+
+        def after_pauses(self, usual_s: float, seconds: float) -> Any:
+            told["paused"] = seconds
+            assert usual_s == pytest.approx(0.1, rel=1e-3)
+            return [], []
+
+        def on_schedule(self, arrivals_ms: Any) -> Any:
+            told["open"] = len(arrivals_ms) / 100
+            return super().on_schedule(arrivals_ms[:1])
+
+        def in_batches(self, fn: Any, batch: Any, seconds: float) -> Any:
+            told["batches"] = seconds
+            return {}, None
+
+    monkeypatch.setattr("perfnb.inference.request_runner.RequestRunner", Runner)
+    monkeypatch.setattr(Latency, "highest_rate", lambda _, *__, confirm_s: told.update(highest=confirm_s))
+    perfnb.latency(lambda _: clock.pass_exactly(100), [1], budget_s=10, **asked)
+
+    assert told == pytest.approx(seconds, abs=0.005)
+    assert sum(told.values()) == pytest.approx(10, abs=0.005)
+
+
 def test_recorded_arrivals_are_kept(clock: FakeClock) -> None:
     found = perfnb.latency(lambda _: clock.pass_exactly(5), [1], arrivals=[10.0, 10.001, 10.1], budget_s=0.1)
 
