@@ -40,6 +40,7 @@ def test_latency_counts_from_the_schedule(clock: FakeClock) -> None:
 
     assert [round((one.end_ns - one.arrival_ns) / 1e6, 1) for one in served] == [10.0, 18.0, 10.0]
     assert [round((one.start_ns - one.arrival_ns) / 1e6, 1) for one in served] == [0.0, 8.0, 0.0]
+    assert [one.arrival_ns - queue._begin_ns for one in served] == [0, 2_000_000, 40_000_000]
     assert max(one.late_ns for one in served) < 1e5
 
 
@@ -295,6 +296,32 @@ def test_a_server_that_waits_for_its_request_stops_when_another_fails(clock: Fak
     assert queue._sleep_until(due_ns)
     assert not queue._sleep_until(clock.now_ns + 50_000_000)
     assert queue._take() is None
+
+
+@pytest.mark.parametrize(
+    ("times", "due"),
+    [
+        ({}, [None, None]),
+        ({"arrivals_ms": [1.5, 2.0]}, [10**9 + 1_500_000, 10**9 + 2_000_000]),
+        ({"pauses_ms": [0.5, 2.0]}, [10**9 + 500_000, 5 * 10**9 + 2_000_000]),
+    ],
+)
+def test_a_request_is_due_at_its_arrival_or_after_its_pause_until_the_time_is_over(
+    times: dict[str, Any], due: list[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 10**9
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: now)
+    requests = Requests(["x"])
+    queue = RequestQueue(requests, iter([7, 8, 9]), 9, 4.0, **times)
+    found = [queue._take()]
+    now += 4 * 10**9
+    assert [*found, queue._take()] == list(zip([7, 8], due, strict=True))
+    now += 1
+    assert queue._take() is None
+    late = RequestQueue(requests, iter([7]), 9, -1.0, **times)
+    assert [late._take() is None, late._take()] == [False, None]  # at least one is served
+    few = RequestQueue(requests, iter([7]), 1, 4.0, **times)
+    assert [few._take() is None, few._take()] == [False, None]
 
 
 def test_the_time_of_a_request_is_in_milliseconds() -> None:
