@@ -148,12 +148,7 @@ def test_sums_add_up_to_the_idle_time() -> None:
 
     assert table.round(9).to_dict("records") == [
         {"rank": 0, "device": 0, "step": 3}
-        | {
-            "idle_ms": 0.662,
-            "host_ms": 0.1,
-            "dependency_ms": 0.002,
-        }
-        | {"other_ms": 0.56, "unknown_ms": 0.08}
+        | {"idle_ms": 0.662, "host_ms": 0.1, "dependency_ms": 0.002, "other_ms": 0.56, "unknown_ms": 0.08}
         | {
             "call_ms": 0.03,
             "latency_ms": 0.02,
