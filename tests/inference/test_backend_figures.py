@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pandas as pd
 import pytest
@@ -92,32 +93,14 @@ def test_the_distance_of_outputs_is_that_of_the_numbers_farthest_apart() -> None
 def test_the_peak_is_that_of_the_weights_and_of_what_a_call_allocates_on_its_device(
     changes: Any, peak: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = list[Any]()
-
-    class Tracer:
-        def __init__(self, memory: bool) -> None:
-            told.append(memory)
-
-        def __enter__(self) -> None:
-            told.append("begin")
-
-        def __exit__(self, *_: object) -> None:
-            told.append("end")
-
-        def memory_changes(self) -> Any:
-            if isinstance(changes, CaptureError):
-                raise changes
-            return changes
-
-        def close(self) -> None:
-            told.append("close")
-
-    monkeypatch.setattr(backend_trials, "Tracer", Tracer)
-    ready = ReadyBackend(lambda x, y: told.append((x, y)), 7)
-    assert backend_trials._peak_bytes(ready, call_of((1, 2))) == peak
-    assert told == [True, "begin", (1, 2), "end", "close"]
-    assert backend_trials._peak_bytes(ready._replace(by_torch=False), call_of((1, 2))) is None
-    assert len(told) == 5
+    tracer, run = MagicMock(), MagicMock()
+    tracer.return_value.memory_changes.side_effect = [changes]
+    monkeypatch.setattr(backend_trials, "Tracer", tracer)
+    ready, call = ReadyBackend(run, 7), call_of((1, 2))
+    assert backend_trials._peak_bytes(ready, call) == peak
+    run.assert_called_once_with(1, 2)
+    tracer.return_value.close.assert_called_once_with()
+    assert backend_trials._peak_bytes(ready._replace(by_torch=False), call) is None
 
 
 @pytest.mark.parametrize(

@@ -285,6 +285,20 @@ def test_without_float64_the_model_with_other_threads_is_the_yardstick() -> None
     assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, default)
 
 
+def test_tensors_that_the_model_makes_are_float64_in_the_yardstick_too() -> None:
+    seen = list[torch.dtype]()
+
+    class Makes(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            made = torch.ones(4) / 3
+            seen.append(made.dtype)
+            return super().forward(input) + made
+
+    tried("bf16", Makes(4, 4), torch.randn(2, 4))
+    assert torch.float64 in seen
+    assert torch.get_default_dtype() == torch.float32
+
+
 @pytest.mark.parametrize(
     ("error", "why_not"),
     [

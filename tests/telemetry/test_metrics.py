@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfnb.telemetry.metrics import METRIC_WORDS, document_unit, unit_of
+from perfnb.telemetry.metrics import document_unit, unit_of
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,3 @@ from perfnb.telemetry.metrics import METRIC_WORDS, document_unit, unit_of
 def test_the_end_of_a_name_is_its_unit(columns: list[str], unit: str, in_documents: tuple[str, float]) -> None:
     assert {unit_of(column) for column in columns} == {unit}
     assert {document_unit(column) for column in columns} == {in_documents}
-
-
-def test_only_the_load_and_the_processes_have_no_unit() -> None:
-    assert [metric for metric in METRIC_WORDS if not unit_of(metric)] == ["load", "processes"]
