@@ -138,6 +138,7 @@ def test_guesses_and_answers_are_counted() -> None:
     assert "2 answers compared: all are the same." in words_of(decoded(0.5, same=True))
     assert repr(decoded(0.5)).startswith("<perfnb.DecodingComparison: assisted relative to plain: ")
     assert decoded(0.5, 4).gain_interval is None
+    assert decoded(0.5).tokens_per_pass == 16 / 11
     assert "Answers were not compared" in words_of(decoded(0.5, same=None))
     own = decoded(0.5)
     unsteady = replace(own, ab=replace(own.ab, steady=False))
