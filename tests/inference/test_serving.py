@@ -139,10 +139,12 @@ def test_tokens_are_timed_once_they_are_computed(monkeypatch: pytest.MonkeyPatch
     synchronized, times, counts = list[int](), TokenTimes(), list[int]()
     monkeypatch.setattr("perfnb.inference.serving.synchronize", lambda: synchronized.append(len(times)))
     on_gpu = torch.ones(2, device="meta")  # in the place of an accelerator
+    times.put(torch.ones(1, 7))  # the prompt; later, tokens that were guessed ahead come at once
     for token in ("a", "", [], [5, 6], 7, torch.ones(3), torch.ones(0), on_gpu):
-        times.note(token)
+        times.put(token)
         counts.append(len(times))
-    assert (counts, synchronized) == ([1, 1, 1, 2, 3, 6, 6, 8], [6])
+    assert (times.prompt_tokens, counts, synchronized) == (7, [1, 1, 1, 2, 3, 6, 6, 8], [6])
+    assert times[2] < times[3] == times[5]
 
 
 @pytest.mark.parametrize(("ms", "count"), [(1_999, 3), (2_001, 2)])
