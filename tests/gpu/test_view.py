@@ -231,6 +231,15 @@ def test_a_copy_whose_call_waits_until_it_is_done_is_no_long_launch(tmp_path):
     assert (facts.call_us, facts.call_us_95) == (1, 800)
 
 
+def test_a_trace_that_takes_no_time_has_no_path(tmp_path: Path) -> None:
+    gpu = gpu_of(Written().event("gemm", 10, 10, "kernel", 7, 0, device=0, stream=7), tmp_path)
+
+    assert (gpu.path, gpu.whole_ms, gpu.busy, gpu.steps_marked, gpu.steps_in_all) == (None, 0.0, 1.0, 0, 1)
+    assert gpu.by_name["share"].isna().all()
+    assert gpu.kernels["share"].isna().all()
+    assert said(gpu) == "The GPU is busy 100 % of the trace."
+
+
 def test_what_is_not_known_is_said(tmp_path):
     gpu = gpu_of(samples.unlaunched(), tmp_path)
 
