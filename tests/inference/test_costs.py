@@ -52,6 +52,8 @@ def test_without_a_price_there_is_none_and_nothing_is_said(clock: FakeClock) -> 
     assert found.costs["price"].isna().all()
     assert pd.isna(found.costs.loc["open", "requests_per_s"])  # saturated
     assert "Cost of 1,000 requests" not in words_of(found)
+    free = perfnb.latency(lambda _: clock.pass_exactly(100), [1], price_per_hour=0, budget_s=1)
+    assert free.costs["price"].tolist() == [0.0]
     with pytest.raises(ValueError, match="price_per_hour must be a number of at least 0, not -1"):
         perfnb.latency(lambda _: None, [1], price_per_hour=-1)
 

@@ -164,6 +164,14 @@ def test_a_series_is_taken_by_place_whatever_its_index() -> None:
     assert [requests[place] for place in range(len(requests))] == ["x", "y"]
 
 
+def test_a_request_is_served_when_its_result_is_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[str]()
+    monkeypatch.setattr("perfnb.inference.serving.synchronize", lambda: told.append("synchronized"))
+    served_by(told.append)("whole")
+    tokens_served_by(lambda request: map(told.append, [request]))("token by token")
+    assert told == ["whole", "synchronized", "token by token", "synchronized"]
+
+
 def test_a_model_is_served_in_inference_mode() -> None:
     seen = []
 
