@@ -221,6 +221,23 @@ def test_a_process_that_leaves_its_usage_to_nobody_keeps_counting(files: Files) 
     assert told() == (0.0, 1, 0.0)  # a sampler's usage was never part of it
 
 
+def test_files_of_processes_stay_open_until_they_end(files: Files) -> None:
+    files.put(2, 1)
+    files.put(3, 1)
+    (files.folder / "3" / "cmdline").write_bytes(SAMPLER)  # of another watch
+    told = Told(files)
+    told()
+    told()
+    held = told.source._table._kept._open  # type: ignore[attr-defined]
+    assert sorted({path.split("/")[-2] for path in held}) == ["1", "2", "3"]
+    files.vanish(2)
+    files.vanish(3)
+    told()
+    assert {path.split("/")[-2] for path in held} == {"1"}
+    told.source.close()
+    assert held == {}
+
+
 @pytest.mark.parametrize(
     ("hidden", "whose"), [((2,), "some of the watched processes"), ((1, 2), "the watched process")]
 )
