@@ -275,19 +275,19 @@ def test_outputs_that_cannot_be_checked_say_so() -> None:
 
 @pytest.mark.parametrize(("threads", "others"), [(1, 2), (2, 1), (3, 1)])
 def test_without_float64_the_model_with_other_threads_is_the_yardstick(threads: int, others: int) -> None:
-    seen = list[int]()
+    seen = list[Any]()
 
     class Only32(nn.Linear):
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             assert input.dtype != torch.float64
-            seen.append(torch.get_num_threads())
+            seen.append((torch.get_num_threads(), torch.get_default_dtype()))
             return super().forward(input)
 
     default = torch.get_default_dtype()
     torch.set_num_threads(threads)
 
     assert tried("bf16", Only32(4, 4), torch.randn(2, 4)).values.verdict == REDUCED
-    assert list(dict.fromkeys(seen)) == [threads, others]
+    assert list(dict.fromkeys(seen)) == [(threads, default), (others, default)]
     assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, default)
 
 

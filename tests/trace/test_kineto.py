@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from typing import Any
 
@@ -215,14 +216,21 @@ def test_odd_values_in_number_fields_neither_crash_nor_disturb_the_others(value:
     assert (trace.thread[1], trace.stream[1], trace.device[1]) == (3, 4, MISSING)
 
 
-def test_too_little_memory_is_the_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("collecting", [True, False])
+def test_too_little_memory_is_the_one_error(collecting: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object) -> None:
+        assert not gc.isenabled()  # which would only cost time
         raise MemoryError
 
     monkeypatch.setattr("perfnb.trace.kineto.EventColumns.add", fail)
-
-    with pytest.raises(TraceError, match=r"^the trace was not read: there is not enough memory for it\.$"):
-        columns_of({})
+    try:
+        if not collecting:
+            gc.disable()
+        with pytest.raises(TraceError, match=r"^the trace was not read: there is not enough memory for it\.$"):
+            columns_of({})
+        assert gc.isenabled() == collecting
+    finally:
+        gc.enable()
 
 
 def test_devices_are_told() -> None:
