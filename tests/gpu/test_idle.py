@@ -121,6 +121,7 @@ def test_a_stream_that_waits_for_an_event_of_which_nothing_is_known_waits(
     begin: int, launch: tuple[int, int], reason: str
 ) -> None:
     trace = Trace().work("before", 0, 100, (-50, -40))
+    trace.work("other", 0, 50, (-45, -44), stream=5)
     trace.event("Stream Wait Event", 20, 21, "cuda_sync", device=0, stream=7).work("after", begin, 510, launch)
 
     assert idle_gaps(trace.frame())["reason"].tolist() == [reason]

@@ -62,7 +62,7 @@ def test_what_is_not_known_of_a_launch_is_missing() -> None:
 
 
 def test_one_call_for_many_kernels_counts_once() -> None:
-    trace = Trace().work("a", 110, 120, (100, 109), call="cudaGraphLaunch")
+    trace = Trace().work("a", 110, 113, (100, 109), call="cudaGraphLaunch")
     trace.work("b", 120, 122, correlation=1).work("c", 122, 130, correlation=1)
 
     table = launches(trace.frame())
