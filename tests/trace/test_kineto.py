@@ -253,10 +253,10 @@ def test_a_base_that_is_no_time_is_the_one_error(base: Any) -> None:
 
 
 def test_an_event_ends_before_the_latest_time_that_can_be_represented() -> None:
-    half = 2**61 // 1000
-    assert columns_of({"ts": half, "dur": half + 1}).start_ns.tolist() == [half * 1000]
+    last = 2**62 // 1000 - 1  # 2**62 ends with 904 ns
+    assert columns_of({"ts": last, "dur": 1.903}).duration_ns.tolist() == [1903]
     with pytest.raises(TraceError, match=r"the end of an event in it is not a time .*: ts \+ dur"):
-        columns_of({"ts": half, "dur": half + 2})
+        columns_of({"ts": last, "dur": 1.904})
 
 
 def test_allocations_are_in_chronological_order_and_only_they_are_memory() -> None:
