@@ -217,6 +217,11 @@ def test_no_limit_of_version_1_is_none(tree: Tree, text: str) -> None:
     assert tree.limits() == (None, None)
 
 
+def test_a_number_has_at_most_19_digits() -> None:
+    texts = (b" 7\n", b"9" * 19, b"9" * 20, b"-1", b"")
+    assert [cgroup._whole(text) for text in texts] == [7, 10**19 - 1, None, None, None]
+
+
 def test_without_the_share_of_the_cache_the_memory_is_unknown(tree: Tree) -> None:
     v2(tree)
     tree.put("a/b", memory__stat="anon 5\n")
