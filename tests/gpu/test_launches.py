@@ -74,7 +74,7 @@ def test_one_call_for_many_kernels_counts_once() -> None:
 
 def test_the_figures_of_launches_are_medians_and_95th_percentiles() -> None:
     trace = Trace()
-    for us in range(1, 21):  # a call of as many microseconds, and a delay of three times as many
+    for us in range(1, 21):  # the call lasts this many microseconds, and the delay three times as many
         trace.work("k", 100 * us + 3 * us, 100 * us + 99, (100 * us, 101 * us))
     trace.work("lost", 3000, 3010)
     rows = launches(trace.frame())

@@ -59,7 +59,7 @@ def test_a_part_beside_which_another_is_as_long_saves_nothing() -> None:
     assert "b" not in parts
 
 
-def test_returning_from_waits_saves_no_more_than_other_work_allows() -> None:
+def test_shorter_returns_from_waits_save_no_more_than_other_work_allows() -> None:
     trace = Trace().work("a", 5, 40, (1, 3)).work("long", 10, 55, (4, 6), stream=9)
     trace.event("cudaStreamSynchronize", 8, 60, "cuda_runtime", correlation=50)
     trace.event("Stream Sync", 8, 60, "cuda_sync", device=0, stream=7, correlation=50)

@@ -109,7 +109,7 @@ def test_the_fastest_accepted_backend_is_recommended() -> None:
     assert alone == "Use d: 10.0 ms per call, no longer than eager: 1.00 × [0.90, 1.10]"
 
 
-def test_only_backends_that_are_known_to_be_unsteady_are_noted() -> None:
+def test_only_backends_known_to_be_unsteady_are_noted() -> None:
     rounds = backends_of_times(exact=0.5)._rounds
     unsteady = "Not all backends had reached steady state when the warm-up ended."
     for steady, notes in ((True, []), (None, []), (False, [unsteady])):

@@ -291,7 +291,7 @@ def test_without_float64_the_model_with_other_threads_is_the_yardstick(threads: 
     assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, default)
 
 
-def test_tensors_that_the_model_makes_are_float64_in_the_yardstick_too() -> None:
+def test_tensors_that_the_model_creates_are_also_float64_in_the_yardstick() -> None:
     seen = list[torch.dtype]()
 
     class Makes(nn.Linear):

@@ -148,7 +148,9 @@ def test_tokens_are_timed_once_they_are_computed(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("ms", "count"), [(1_999, 3), (2_001, 2)])
-def test_what_is_due_is_served_for_half_as_long_again_and_a_second(ms: float, count: int, clock: FakeClock) -> None:
+def test_requests_are_served_until_1_5_times_the_schedule_and_a_second_have_passed(
+    ms: float, count: int, clock: FakeClock
+) -> None:
     done = list[Any]()
     runner = RequestRunner(lambda _: clock.pass_exactly(ms), Requests(["x"]), 1, lambda *told: done.append(told))
 
@@ -164,7 +166,7 @@ def test_a_series_is_taken_by_place_whatever_its_index() -> None:
     assert [requests[place] for place in range(len(requests))] == ["x", "y"]
 
 
-def test_a_request_is_served_when_its_result_is_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serving_a_request_includes_waiting_for_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
     told = list[str]()
     monkeypatch.setattr("perfnb.inference.serving.synchronize", lambda: told.append("synchronized"))
     served_by(told.append)("whole")
@@ -310,7 +312,7 @@ def test_a_server_that_waits_for_its_request_stops_when_another_fails(clock: Fak
         ({"pauses_ms": [0.5, 2.0]}, [10**9 + 500_000, 5 * 10**9 + 2_000_000]),
     ],
 )
-def test_a_request_is_due_at_its_arrival_or_after_its_pause_until_the_time_is_over(
+def test_requests_are_due_at_their_arrival_or_after_a_pause_until_the_time_is_over(
     times: dict[str, Any], due: list[int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moments = iter([1, 1, 5, 5 + 1e-9])
