@@ -90,6 +90,8 @@ EVEN = readings(t_s=[0, 1, 2, 3, 4], energy_j=[7, 107, 207, 307, 407], torch_all
         (1.0, 2.0, 100.0),
         (1.0, 1.99, "an energy counter needs a run of at least 1 s"),
         (1.0625, 2.0625, 100.0),  # the readings at 1 and 2 s are near enough
+        (1.1, 2.4, 130.0),  # the reading at 1 s is just near enough
+        (1.5, 2.9, 140.0),  # and so is the one at 3 s
         (1.2, 2.2, "gpu0 has no energy counter, or it could not be read"),
         (1.05, 2.85, "gpu0 has no energy counter, or it could not be read"),
         (0.5, 3.25, 275.0),
