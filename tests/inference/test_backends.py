@@ -160,6 +160,7 @@ def onnxruntime(monkeypatch: pytest.MonkeyPatch) -> Any:
         def __init__(self, path: str, options: Any, providers: list[str]) -> None:
             assert Path(path).read_bytes() == b"12345"
             assert (options.intra_op_num_threads, options.inter_op_num_threads) == (torch.get_num_threads(), 1)
+            options.add_session_config_entry.assert_called_with("session.force_spinning_stop", "1")
 
         def get_providers(self) -> list[str]:
             return list(engine.providers)

@@ -234,6 +234,7 @@ def test_the_facts_of_a_run_are_kept() -> None:
         ),
         ({"rate_per_s": float("nan")}, "rate_per_s must be"),
         ({"quantile": 1}, "quantile must be a number between 0 and 1, not 1."),
+        ({"quantile": 0}, "quantile must be a number between 0 and 1, not 0."),
         ({"bound_ms": -1}, "bound_ms must be a number of milliseconds above 0, not -1."),
         ({"concurrency": 0}, "concurrency must be a whole number of at least 1, not 0."),
         ({"budget_s": "long"}, "budget_s must be"),
