@@ -240,6 +240,10 @@ def test_a_trace_that_takes_no_time_has_no_path(tmp_path: Path) -> None:
     assert said(gpu) == "The GPU is busy 100 % of the trace."
 
 
+def test_a_trace_without_steps_lasts_until_its_last_event_has_ended(tmp_path: Path) -> None:
+    assert gpu_of(Written().op("aten::mm", 5, 60).kernel("k", 30, 35, 40), tmp_path).whole_ms == 0.055
+
+
 def test_what_is_not_known_is_said(tmp_path):
     gpu = gpu_of(samples.unlaunched(), tmp_path)
 
