@@ -93,7 +93,17 @@ def test_gaps_before_a_step_are_marked_and_left_out_where_each_step_stands_alone
     assert gaps["before_step"].tolist() == [False, True, False]
     assert (alone["duration_ns"] // 1000).tolist() == [20, 20]
     assert (alone["step"].tolist(), alone["before_step"].tolist()) == ([3, 4], [False, False])
-    assert idle_time(trace.frame(), by_step=True)["before_ms"].tolist() == [0, pytest.approx(0.07)]
+    assert idle_time(trace.frame(), by_step=True)["before_ms"].tolist() == [0, pytest.approx(0.07, abs=1e-12)]
+
+
+def test_a_gap_after_the_first_work_of_a_step_is_not_before_the_step() -> None:
+    trace = Trace().event("ProfilerStep#3", 0, 50, "user_annotation").event("ProfilerStep#4", 50, 99, "user_annotation")
+    trace.work("a", 10, 60, (1, 5)).work("empty", 60, 60, (51, 52)).work("b", 80, 90, (53, 54))
+
+    gaps = idle_gaps(trace.frame())
+
+    assert (gaps["start_ns"] // 1000).tolist() == [60]
+    assert gaps[["step", "before_step"]].to_numpy().tolist() == [[4, False]]
 
 
 def test_kernels_of_a_graph_do_not_wait_for_the_host_though_their_call_has_not_returned() -> None:
@@ -111,6 +121,7 @@ def test_a_stream_that_waits_for_an_event_of_which_nothing_is_known_waits(
     begin: int, launch: tuple[int, int], reason: str
 ) -> None:
     trace = Trace().work("before", 0, 100, (-50, -40))
+    trace.work("other", 0, 50, (-45, -44), stream=5)
     trace.event("Stream Wait Event", 20, 21, "cuda_sync", device=0, stream=7).work("after", begin, 510, launch)
 
     assert idle_gaps(trace.frame())["reason"].tolist() == [reason]
@@ -136,11 +147,15 @@ def test_sums_add_up_to_the_idle_time() -> None:
 
     table = idle_time(trace.frame(), by_step=True)
 
-    assert table.to_dict("records") == [
+    assert table.round(9).to_dict("records") == [
         {"rank": 0, "device": 0, "step": 3}
-        | {"idle_ms": pytest.approx(0.662), "host_ms": pytest.approx(0.1), "dependency_ms": pytest.approx(0.002)}
-        | {"other_ms": pytest.approx(0.56), "unknown_ms": pytest.approx(0.08)}
-        | {"call_ms": pytest.approx(0.03), "latency_ms": pytest.approx(0.02), "before_ms": 0, "gaps": 4}
+        | {"idle_ms": 0.662, "host_ms": 0.1, "dependency_ms": 0.002, "other_ms": 0.56, "unknown_ms": 0.08}
+        | {
+            "call_ms": 0.03,
+            "latency_ms": 0.02,
+            "before_ms": 0,
+            "gaps": 4,
+        }
     ]
 
 

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from perfnb.gpu.launches import kernels_by_op, launches, launches_by_op, queue_lengths
+from perfnb.gpu.launches import (
+    LaunchFacts,
+    _quantile,
+    kernels_by_op,
+    launch_facts,
+    launches,
+    launches_by_op,
+    queue_lengths,
+)
 from tests.traces_by_hand import Trace
 
 
@@ -35,9 +44,9 @@ def test_sums_of_launches() -> None:
 
     row = by_op.loc["aten::addmm"]
     assert row["calls"] == row["launched"] == 3
-    assert row["call_ms"] == pytest.approx(0.020)
+    assert row["call_ms"] == 0.020
     assert row["delay_us"] == 50
-    assert row["gpu_ms"] == pytest.approx(0.083)
+    assert row["gpu_ms"] == 0.083
     assert row["short"] == 1
     assert row["short_share"] == pytest.approx(1 / 3)
 
@@ -53,7 +62,7 @@ def test_what_is_not_known_of_a_launch_is_missing() -> None:
 
 
 def test_one_call_for_many_kernels_counts_once() -> None:
-    trace = Trace().work("a", 110, 120, (100, 109), call="cudaGraphLaunch")
+    trace = Trace().work("a", 110, 113, (100, 109), call="cudaGraphLaunch")
     trace.work("b", 120, 122, correlation=1).work("c", 122, 130, correlation=1)
 
     table = launches(trace.frame())
@@ -61,6 +70,33 @@ def test_one_call_for_many_kernels_counts_once() -> None:
     assert table["shared"].tolist() == [3, 3, 3]
     assert table["short"].tolist() == [False, True, False]  # 3 us of the call for each
     assert launches_by_op(launches(trace.frame()))["call_ms"].sum() == 0.009
+
+
+def test_the_figures_of_launches_are_medians_and_95th_percentiles() -> None:
+    trace = Trace()
+    for us in range(1, 21):  # the call lasts this many microseconds, and the delay three times as many
+        trace.work("k", 100 * us + 3 * us, 100 * us + 99, (100 * us, 101 * us))
+    trace.work("lost", 3000, 3010)
+    rows = launches(trace.frame())
+    spans = pd.DataFrame({"device": [0], "start_ns": [103_000], "end_ns": [3_010_000]})
+    queue = queue_lengths(trace.frame()).rename(columns={"time_ns": "start_ns"})
+
+    facts = launch_facts(rows, queue, spans, 2)
+
+    assert (facts.launched, facts.known, facts.short_share) == (10.5, 10, 0)
+    assert (facts.call_us, facts.call_us_95, facts.delay_us, facts.delay_us_95) == (10, 19, 30, 57)
+    assert facts.longest_queue == 1
+    # All delays but the first, which is over when the first work begins.
+    assert facts.empty_share == pytest.approx(1 - 3 * sum(range(2, 21)) / 2907)
+    none = launch_facts(rows.tail(1), queue.head(0), spans, 0)
+    assert none == LaunchFacts(1, 0, *[None] * 7)
+
+
+def test_a_weighted_quantile_is_a_value_that_occurs() -> None:
+    values, weights = np.array([7.0, 9.0, 1.0, 2.0]), np.ones(4)
+    assert [_quantile(values, weights, share) for share in (0, 0.25, 0.26, 0.75, 0.76, 1)] == [1, 1, 2, 7, 9, 9]
+    assert _quantile(np.array([9.0, 7.0, 7.0, 7.0]), np.array([1, 1 / 3, 1 / 3, 1 / 3]), 0.5) == 7
+    assert _quantile(values[:0], weights[:0], 0.5) is None
 
 
 def test_the_queue_grows_with_launches_and_shrinks_when_work_begins() -> None:

@@ -59,6 +59,25 @@ def test_a_part_beside_which_another_is_as_long_saves_nothing() -> None:
     assert "b" not in parts
 
 
+def test_shorter_returns_from_waits_save_no_more_than_other_work_allows() -> None:
+    trace = Trace().work("a", 5, 40, (1, 3)).work("long", 10, 55, (4, 6), stream=9)
+    trace.event("cudaStreamSynchronize", 8, 60, "cuda_runtime", correlation=50)
+    trace.event("Stream Sync", 8, 60, "cuda_sync", device=0, stream=7, correlation=50)
+    trace.work("b", 66, 90, (62, 64), stream=9).event("cudaDeviceSynchronize", 70, 95, "cuda_runtime")
+
+    # The host could launch "b" 20 earlier, but it would wait for "long", which ended 11 before it began.
+    assert saved(step(trace))["synchronisation"] == (25, 16)
+
+
+def test_without_the_last_work_a_step_ends_with_the_one_that_ended_before_it() -> None:
+    trace = step(Trace().work("a", 10, 80, (1, 3)).work("b", 10, 60, (4, 5), stream=9), 6)
+
+    table = path_savings(trace, 1, tail=True, by="name").set_index("name")
+
+    assert table.loc["a", ["path_ms", "saves_ms"]].tolist() == pytest.approx([0.07, 0.02])
+    assert table.loc["cudaLaunchKernel", ["path_ms", "saves_ms"]].tolist() == pytest.approx([0.009, 0.009])
+
+
 def test_what_waits_for_an_event_is_saved_with_what_it_waits_for() -> None:
     parts = saved(step(streams(with_event=True)), "name")
 

@@ -160,6 +160,7 @@ def onnxruntime(monkeypatch: pytest.MonkeyPatch) -> Any:
         def __init__(self, path: str, options: Any, providers: list[str]) -> None:
             assert Path(path).read_bytes() == b"12345"
             assert (options.intra_op_num_threads, options.inter_op_num_threads) == (torch.get_num_threads(), 1)
+            options.add_session_config_entry.assert_called_with("session.force_spinning_stop", "1")
 
         def get_providers(self) -> list[str]:
             return list(engine.providers)
@@ -273,16 +274,36 @@ def test_outputs_that_cannot_be_checked_say_so() -> None:
     assert tried("bf16", Noisy(), x).values.why == "the model uses random numbers even in evaluation mode"
 
 
-def test_without_float64_the_model_with_other_threads_is_the_yardstick() -> None:
+@pytest.mark.parametrize(("threads", "others"), [(1, 2), (2, 1), (3, 1)])
+def test_without_float64_the_model_with_other_threads_is_the_yardstick(threads: int, others: int) -> None:
+    seen = list[Any]()
+
     class Only32(nn.Linear):
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             assert input.dtype != torch.float64
+            seen.append((torch.get_num_threads(), torch.get_default_dtype()))
             return super().forward(input)
 
-    threads, default = torch.get_num_threads(), torch.get_default_dtype()
+    default = torch.get_default_dtype()
+    torch.set_num_threads(threads)
 
     assert tried("bf16", Only32(4, 4), torch.randn(2, 4)).values.verdict == REDUCED
+    assert list(dict.fromkeys(seen)) == [(threads, default), (others, default)]
     assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, default)
+
+
+def test_tensors_that_the_model_creates_are_also_float64_in_the_yardstick() -> None:
+    seen = list[torch.dtype]()
+
+    class Makes(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            made = torch.ones(4) / 3
+            seen.append(made.dtype)
+            return super().forward(input) + made
+
+    tried("bf16", Makes(4, 4), torch.randn(2, 4))
+    assert torch.float64 in seen
+    assert torch.get_default_dtype() == torch.float32
 
 
 @pytest.mark.parametrize(

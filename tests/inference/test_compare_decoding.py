@@ -138,6 +138,7 @@ def test_guesses_and_answers_are_counted() -> None:
     assert "2 answers compared: all are the same." in words_of(decoded(0.5, same=True))
     assert repr(decoded(0.5)).startswith("<perfnb.DecodingComparison: assisted relative to plain: ")
     assert decoded(0.5, 4).gain_interval is None
+    assert decoded(0.5).tokens_per_pass == 16 / 11
     assert "Answers were not compared" in words_of(decoded(0.5, same=None))
     own = decoded(0.5)
     unsteady = replace(own, ab=replace(own.ab, steady=False))
@@ -145,12 +146,12 @@ def test_guesses_and_answers_are_counted() -> None:
     assert (told in words_of(unsteady), told in words_of(own)) == (True, False)
 
 
-def test_only_as_many_answers_are_compared_as_a_share_of_the_budget_allows(clock: FakeClock) -> None:
+def test_at_most_eight_answers_are_compared_as_a_share_of_the_budget_allows(clock: FakeClock) -> None:
     def answer(request: int) -> Iterator[int]:
         clock.pass_exactly(100 * request)
         yield from [1, 2]
 
-    for budget_s, compared in ((60.0, 4), (1.0, 1)):
-        found = perfnb.compare_decoding(answer, answer, [3, 1, 2, 1], budget_s=budget_s)
+    for budget_s, compared in ((60.0, 8), (1.0, 1)):
+        found = perfnb.compare_decoding(answer, answer, [3, *[1] * 8], budget_s=budget_s)
         assert found.requests["request"].tolist() == list(range(compared))
         assert found.same

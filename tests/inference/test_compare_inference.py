@@ -110,26 +110,12 @@ def decisions(found: Any) -> list[str]:
     return found.table["decision"].tolist()[1:-1]
 
 
-def test_decisions_follow_the_rules_of_reports() -> None:
-    found = backends_of_times(exact=0.5, exact_same=1.0, exact_slow=1.5, close=0.5, low=0.4, wrong=0.2)
-
-    assert decisions(found) == ["accept", "reject", "reject", "accept", "inconclusive", "reject"]
-    assert "pass quality=" in found.table.loc["low", "reason"]
-    assert found.table.loc["openvino", "reason"].startswith("not installed")
-
-
 def test_limits_decide_and_the_first_comparison_stays() -> None:
     found = backends_of_times(close=0.5, low=0.4)
 
-    stricter = found.decide(limits={"difference": 0.02, "median_ms": 4.5})
-
-    assert decisions(stricter) == ["reject", "accept"]
-    assert stricter.table.loc["close", "reason"] == "over the limit of median_ms"
-    assert found.table.loc["close", "decision"] == "accept"
-    assert (
-        found.decide(limits={"difference": 0.001}).table.loc["low", "reason"] == "difference is 0.01, more than 0.001"
-    )
-    assert found.decide(limits={"peak_memory_bytes": 3999}).table.loc["close", "decision"] == "reject"
+    assert decisions(found.decide(limits={"difference": 0.02, "median_ms": 4.5})) == ["reject", "accept"]
+    assert decisions(found) == ["accept", "inconclusive"]
+    assert found.table.loc["openvino", "reason"].startswith("not installed")
 
 
 def test_quality_is_measured_with_each_backend_and_eager_sets_the_limit() -> None:

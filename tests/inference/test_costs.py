@@ -52,6 +52,8 @@ def test_without_a_price_there_is_none_and_nothing_is_said(clock: FakeClock) -> 
     assert found.costs["price"].isna().all()
     assert pd.isna(found.costs.loc["open", "requests_per_s"])  # saturated
     assert "Cost of 1,000 requests" not in words_of(found)
+    free = perfnb.latency(lambda _: clock.pass_exactly(100), [1], price_per_hour=0, budget_s=1)
+    assert free.costs["price"].tolist() == [0.0]
     with pytest.raises(ValueError, match="price_per_hour must be a number of at least 0, not -1"):
         perfnb.latency(lambda _: None, [1], price_per_hour=-1)
 
@@ -88,6 +90,8 @@ EVEN = readings(t_s=[0, 1, 2, 3, 4], energy_j=[7, 107, 207, 307, 407], torch_all
         (1.0, 2.0, 100.0),
         (1.0, 1.99, "an energy counter needs a run of at least 1 s"),
         (1.0625, 2.0625, 100.0),  # the readings at 1 and 2 s are near enough
+        (1.1, 2.4, 130.0),  # the reading at 1 s is just near enough
+        (1.5, 2.9, 140.0),  # and so is the one at 3 s
         (1.2, 2.2, "gpu0 has no energy counter, or it could not be read"),
         (1.05, 2.85, "gpu0 has no energy counter, or it could not be read"),
         (0.5, 3.25, 275.0),
@@ -137,7 +141,7 @@ def test_instants_of_the_clock_are_found_among_the_readings(monkeypatch: pytest.
     with_gpu(monkeypatch, Watching)
 
     with energy_meter() as meter:
-        assert meter(6_000_000_000, 8_500_000_000) == pytest.approx(250)  # from 1 to 3.5 s of the readings
+        assert meter(6_000_000_000, 8_500_000_000) == 250  # from 1 to 3.5 s of the readings
         assert Watching.stopped == 0
     assert Watching.stopped == 1
 

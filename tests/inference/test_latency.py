@@ -35,17 +35,6 @@ def test_p99_is_given_only_where_there_are_enough_requests(count: int, known: bo
             found.highest_rate(100)
 
 
-def test_a_load_has_its_parts_each_with_an_interval() -> None:
-    found = fake(np.full(400, 10.0) + np.arange(400) % 2).at(50)
-
-    assert found.utilization == pytest.approx(0.525)
-    assert found.service_ms == pytest.approx(10.5)
-    assert found.wait_ms == pytest.approx(0.525 * 10.5 / (2 * (1 - 0.525)), rel=0.1)  # almost constant service
-    for name in ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "wait_ms", "service_ms", "utilization"):
-        low, high = found.intervals[name]
-        assert low <= getattr(found, name) <= high
-
-
 class OfMeanTime(LoadModel):
     """A service whose highest rate keeps it busy for a fifth of the time."""
 
@@ -123,21 +112,6 @@ def test_the_highest_rate_for_the_bound_is_confirmed_by_runs(clock: FakeClock) -
     assert found.costs.loc["highest", "requests_per_s"] == lowered.rate_per_s
 
 
-def test_the_time_that_perfnb_takes_between_requests_lowers_the_rate(clock: FakeClock) -> None:
-    class Slowly(list[int]):
-        """Each takes perfnb 0.02 ms to fetch."""
-
-        def __getitem__(self, place: int) -> int:
-            clock.pass_exactly(0.02)
-            return super().__getitem__(place)
-
-    found = perfnb.latency(lambda _: clock.pass_exactly(0.08), Slowly([1, 1]), budget_s=0.1)
-
-    assert found.at(5_000).service_ms == pytest.approx(0.08, rel=0.01)
-    assert found.at(5_000).utilization == pytest.approx(0.5, rel=0.05)
-    assert found.costs.loc["closed", "requests_per_s"] == pytest.approx(10_000, rel=0.05)
-
-
 @pytest.mark.slow
 def test_a_real_model_alone_and_at_a_rate(tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -155,14 +129,34 @@ def test_a_real_model_alone_and_at_a_rate(tmp_path: Path) -> None:
     assert found.to_html(tmp_path / "latency.html").read_text("utf-8").startswith("<!DOCTYPE html>")
 
 
-def test_requests_too_slow_for_warm_up_are_not_all_left_out(clock: FakeClock) -> None:
-    once = perfnb.latency(lambda _: clock.pass_exactly(900), ["a"], budget_s=0.1)
-    each = perfnb.latency(lambda _: clock.pass_exactly(10), ["a" * n for n in range(9)], budget_s=0.1)
+@pytest.mark.parametrize(
+    ("asked", "seconds"),
+    [
+        ({}, {"alone": 8.5, "paused": 1.5}),
+        ({"rate_per_s": 100}, {"alone": 3.825, "paused": 0.675, "open": 5.5}),
+        ({"bound_ms": 500, "quantile": 0.5}, {"alone": 3.825, "paused": 0.675, "highest": 5.5}),
+        ({"batch": list}, {"alone": 3.825, "paused": 0.675, "batches": 5.5}),
+        (
+            {"rate_per_s": 100, "batch": list, "bound_ms": 500, "quantile": 0.4},
+            {"alone": 3.825, "paused": 0.675, **dict.fromkeys(("open", "batches", "highest"), 5.5 / 3)},
+        ),
+    ],
+)
+def test_runs_share_the_budget(
+    asked: dict[str, Any], seconds: dict[str, float], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, serve = dict[str, float](), RequestRunner.back_to_back
+    for name, method in {
+        "back_to_back": lambda self, seconds: told.update(alone=seconds) or serve(self, seconds),
+        "after_pauses": lambda _, __, seconds: told.update(paused=seconds) or ([], []),
+        "on_schedule": lambda self, arrivals: told.update(open=len(arrivals) / 100) or serve(self, 0),
+        "in_batches": lambda _, __, ___, seconds: told.update(batches=seconds) or ({}, None),
+    }.items():
+        monkeypatch.setattr(RequestRunner, name, method)
+    monkeypatch.setattr(Latency, "highest_rate", lambda _, *__, confirm_s: told.update(highest=confirm_s))
+    perfnb.latency(lambda _: clock.pass_exactly(100), [1], budget_s=10, **asked)
 
-    assert once.at(0.1).service_ms == pytest.approx(900, rel=1e-3)
-    assert len(each.first_calls) == 2
-    assert len(each.samples) > 2
-    assert each.at(0.1).service_ms == pytest.approx(10, rel=1e-2)
+    assert told == pytest.approx(seconds, abs=0.005)
 
 
 def test_recorded_arrivals_are_kept(clock: FakeClock) -> None:
@@ -240,6 +234,7 @@ def test_the_facts_of_a_run_are_kept() -> None:
         ),
         ({"rate_per_s": float("nan")}, "rate_per_s must be"),
         ({"quantile": 1}, "quantile must be a number between 0 and 1, not 1."),
+        ({"quantile": 0}, "quantile must be a number between 0 and 1, not 0."),
         ({"bound_ms": -1}, "bound_ms must be a number of milliseconds above 0, not -1."),
         ({"concurrency": 0}, "concurrency must be a whole number of at least 1, not 0."),
         ({"budget_s": "long"}, "budget_s must be"),

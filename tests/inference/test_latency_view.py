@@ -17,9 +17,9 @@ import perfnb
 from perfnb.draw.document import Series, Strip
 from perfnb.inference import latency_view
 from perfnb.inference.latency import HighestRate, Latency, OpenRun
-from perfnb.inference.samples import TOKEN_COLUMNS
+from perfnb.inference.samples import TOKEN_COLUMNS, Cache
 from tests.fake_clock import FakeClock
-from tests.inference.latency_samples import back_to_back, fake, lognormal, with_everything, words_of
+from tests.inference.latency_samples import back_to_back, fake, lognormal, with_everything, with_tokens, words_of
 from tests.samples import texts
 from tests.samples.inference import DOCUMENTS
 
@@ -52,11 +52,7 @@ BUSY = {"load_before": 6.0, "cpus": 2}
     ("asked", "state", "end"),
     [
         (CONFIRMED, "good", "confirmed by a run"),
-        (
-            dataclasses.replace(KEPT, confirmed_requests=40, confirmed_within=40),
-            "good",
-            "not refuted by a run with few requests",
-        ),
+        (FEW, "good", "not refuted by a run with few requests"),
         (KEPT, "open", "not confirmed by a run"),
         (HighestRate(0.0, 0.0, 0.0, 5.0, 0.99), "bad", "even requests served alone take longer"),
         (HighestRate(None, 0.0, 40.0, 50.0, 0.99), "open", "The highest rate with p99 within 50.0 ms is unknown"),
@@ -104,6 +100,22 @@ def test_a_busy_machine_leaves_the_highest_rate_and_saturation_undecided() -> No
         )
         assert verdict_of(fake(lognormal(60), noise=own, **given)) == (state, sentence)
     assert verdict_of(fake(lognormal(60), noise=busy))[0] == "none"
+
+
+def test_a_model_in_training_mode_leaves_the_verdict_open() -> None:
+    verdict = latency_view._verdict(*parts_of(fake(lognormal(60), asked=CONFIRMED, in_training=True)))
+    assert (verdict.state, verdict.next.startswith("The model was in training mode: ")) == ("open", True)
+
+
+@pytest.mark.parametrize(
+    ("layers", "basis"),
+    [(((10, math.inf), (7, 1)), "30 tokens, and 10 B for each additional token"), (((10, 30), (7, 1)), "30 tokens")],
+)
+def test_the_cache_of_an_answer_is_a_figure(layers: Any, basis: str) -> None:
+    found = with_tokens()
+    measured = dataclasses.replace(found._measured, cache=Cache(layers, 30))
+    *_, figure = latency_view._figures(found, measured, found._load, None)
+    assert (figure.label, figure.value, figure.basis) == ("key-value cache", 307, basis)
 
 
 def test_the_curve_has_the_quantiles_that_are_known_and_the_bound() -> None:

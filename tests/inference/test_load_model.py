@@ -37,7 +37,7 @@ def run(latency_ms: list[float], lost: int = 0, saturated: bool = False) -> Any:
         ([5.0] * 8 + [11.0] * 2, False, True),  # 0.4 %
         ([5.0] * 4 + [11.0], False, True),  # 4.9 %
         ([5.0] * 5 + [11.0], False, False),  # 5.9 %
-        ([5.0] * 5 + [10.0], False, False),
+        ([5.0] * 4 + [10.0], False, False),
         ([], True, True),
         # Enough for p99.
         ([10.0] * 400, False, False),

@@ -83,9 +83,11 @@ def test_each_answer_has_its_tokens_and_the_times_of_its_parts() -> None:
 
 @pytest.mark.parametrize(("bound", "met"), [(2.9, 1), (3.0, 2), (3.1, 2)])
 def test_a_request_at_the_bound_meets_it(bound: float, met: int) -> None:
-    requests = pd.DataFrame({"ttft_ms": [1.0, 3.0, 5.0]})
+    tpot_ms = pd.array([None, 1.0, 1.0], dtype="Float64")  # the first has one token
+    requests = pd.DataFrame({"ttft_ms": [1.0, 3.0, 5.0], "tpot_ms": tpot_ms})
 
-    assert goodput(requests, 0.5, {"ttft_ms": bound}) == 2 * met
+    assert goodput(requests, 0.5, {"ttft_ms": bound, "tpot_ms": 1.0}) == 2 * met
+    assert goodput(requests, 0.5, {"ttft_ms": bound, "tpot_ms": 0.5}) == 2
 
 
 @pytest.mark.parametrize(("length", "size"), [(1, 110 + 7), (4, 440 + 7), (5, 450 + 7), (40, 800 + 7)])

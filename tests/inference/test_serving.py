@@ -17,8 +17,16 @@ import pytest
 import torch
 
 from perfnb.inference.latency import latency
-from perfnb.inference.request_runner import RequestQueue, Served
-from perfnb.inference.serving import Requests, may_hold, served_by, serves_in_training, size_of, tokens_served_by
+from perfnb.inference.request_runner import RequestQueue, RequestRunner, Served
+from perfnb.inference.serving import (
+    Requests,
+    TokenTimes,
+    may_hold,
+    served_by,
+    serves_in_training,
+    size_of,
+    tokens_served_by,
+)
 from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -32,6 +40,7 @@ def test_latency_counts_from_the_schedule(clock: FakeClock) -> None:
 
     assert [round((one.end_ns - one.arrival_ns) / 1e6, 1) for one in served] == [10.0, 18.0, 10.0]
     assert [round((one.start_ns - one.arrival_ns) / 1e6, 1) for one in served] == [0.0, 8.0, 0.0]
+    assert [one.arrival_ns - queue._begin_ns for one in served] == [0, 2_000_000, 40_000_000]
     assert max(one.late_ns for one in served) < 1e5
 
 
@@ -121,10 +130,48 @@ def test_what_is_one_request_itself_is_not_taken_apart(given: Any, meant: str) -
         latency(lambda request: request, given)
 
 
+def test_only_the_first_thousand_of_requests_without_a_length_are_used() -> None:
+    assert len(Requests(range(1_001))) == len(Requests(dict.fromkeys(range(1_001)).keys())) == 1_001
+    assert len(Requests(iter(int, 1))) == 1_000  # endless
+
+
+def test_tokens_are_timed_once_they_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    synchronized, times, counts = list[int](), TokenTimes(), list[int]()
+    monkeypatch.setattr("perfnb.inference.serving.synchronize", lambda: synchronized.append(len(times)))
+    on_gpu = torch.ones(2, device="meta")  # in the place of an accelerator
+    times.put(torch.ones(1, 7))  # the prompt; later, tokens that were guessed ahead come at once
+    for token in ("a", "", [], [5, 6], 7, torch.ones(3), torch.ones(0), on_gpu):
+        times.put(token)
+        counts.append(len(times))
+    assert (times.prompt_tokens, counts, synchronized) == (7, [1, 1, 1, 2, 3, 6, 6, 8], [6])
+    assert times[2] < times[3] == times[5]
+
+
+@pytest.mark.parametrize(("ms", "count"), [(1_999, 3), (2_001, 2)])
+def test_requests_are_served_until_1_5_times_the_schedule_and_a_second_have_passed(
+    ms: float, count: int, clock: FakeClock
+) -> None:
+    done = list[Any]()
+    runner = RequestRunner(lambda _: clock.pass_exactly(ms), Requests(["x"]), 1, lambda *told: done.append(told))
+
+    served = runner.on_schedule([0.0, 1_000.0, 2_000.0])  # until 4 s
+
+    assert len(served) == count
+    assert done[-1] == ("at a rate", count, 3)
+
+
 def test_a_series_is_taken_by_place_whatever_its_index() -> None:
     requests = Requests(pd.Series(["x", "y"], index=[7, 9]))
 
     assert [requests[place] for place in range(len(requests))] == ["x", "y"]
+
+
+def test_serving_a_request_includes_waiting_for_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[str]()
+    monkeypatch.setattr("perfnb.inference.serving.synchronize", lambda: told.append("synchronized"))
+    served_by(told.append)("whole")
+    tokens_served_by(lambda request: map(told.append, [request]))("token by token")
+    assert told == ["whole", "synchronized", "token by token", "synchronized"]
 
 
 def test_a_model_is_served_in_inference_mode() -> None:
@@ -255,6 +302,23 @@ def test_a_server_that_waits_for_its_request_stops_when_another_fails(clock: Fak
     assert queue._sleep_until(due_ns)
     assert not queue._sleep_until(clock.now_ns + 50_000_000)
     assert queue._take() is None
+
+
+@pytest.mark.parametrize(
+    ("times", "due"),
+    [
+        ({}, [None, None]),
+        ({"arrivals_ms": [1.5, 2.0]}, [10**9 + 1_500_000, 10**9 + 2_000_000]),
+        ({"pauses_ms": [0.5, 2.0]}, [10**9 + 500_000, 5 * 10**9 + 2_000_000]),
+    ],
+)
+def test_requests_are_due_at_their_arrival_or_after_a_pause_until_the_time_is_over(
+    times: dict[str, Any], due: list[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments = iter([1, 1, 5, 5 + 1e-9])
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: round(next(moments) * 10**9))
+    queue = RequestQueue(Requests(["x"]), iter([7, 8]), 9, 4.0, **times)
+    assert [queue._take() for _ in range(3)] == [(7, due[0]), (8, due[1]), None]
 
 
 def test_the_time_of_a_request_is_in_milliseconds() -> None:

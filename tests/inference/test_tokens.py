@@ -14,8 +14,7 @@ import torch
 
 import perfnb
 from perfnb.inference.generation import cache_of
-from perfnb.inference.samples import Cache, goodput
-from perfnb.inference.serving import TokenTimes
+from perfnb.inference.samples import Cache
 from tests.fake_clock import FakeClock
 from tests.inference.latency_samples import fake, words_of
 from tests.inference.models import small_gpt2
@@ -70,19 +69,6 @@ def test_goodput_is_no_higher_than_the_rate_of_requests(generated: Any) -> None:
 
     assert len(found.open_run.samples) == 11
     assert found.goodput_per_s(ttft_ms=10_000) == pytest.approx(2)
-
-
-def test_a_streamer_skips_the_prompt_and_counts_tokens_guessed_ahead(clock: FakeClock) -> None:
-    times = TokenTimes()
-    times.put(torch.ones(1, 7))
-    clock.pass_exactly(10)
-    times.put(torch.ones(1))
-    clock.pass_exactly(5)
-    times.put(torch.ones(3))
-    times.end()
-
-    assert len(times) == 4
-    assert (np.diff(times) / 1e6).round(1).tolist() == [5.0, 0.0, 0.0]
 
 
 @pytest.mark.slow
@@ -185,13 +171,6 @@ def test_the_size_of_a_cache_is_told_from_one_token_on() -> None:
     assert [found.kv_cache_bytes(length) for length in (1, 7)] == [74, 134]
     with pytest.raises(ValueError, match="length must be a whole number of at least 1, not 0"):
         found.kv_cache_bytes(0)
-
-
-def test_goodput_counts_what_meets_all_bounds() -> None:
-    requests = pd.DataFrame({"ttft_ms": [1.0, 3.0, 1.0], "tpot_ms": pd.array([1.0, 1.0, None], dtype="Float64")})
-
-    assert goodput(requests, 2.0, {"ttft_ms": 2.0, "tpot_ms": 2.0}) == 1.0
-    assert goodput(requests, 2.0, {"tpot_ms": 0.5}) == 0.5
 
 
 def test_what_gives_no_tokens_is_refused() -> None:

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ import perfnb
 from perfnb.telemetry.sampler.amd import AmdSource, _plausible, is_likely
 from perfnb.telemetry.sampler.nvml import FIELDS, PCIE_THROUGHPUT
 from perfnb.telemetry.sampler.source import Absent, Lost
-from perfnb.telemetry.watcher import _torch_names
 
 FIRST, SECOND = "GPU-35b2a1f0c4d5e6f7", "GPU-9a8b7c6d5e4f3a2b"
 TOTAL = 192 * 2**30
@@ -157,6 +155,26 @@ def test_where_a_meter_lacks_a_value_another_has_it(
 
 
 @pytest.mark.parametrize(
+    ("function", "field", "most", "metric", "value"),
+    [
+        ("gpu_activity", "gfx_activity", 100, "busy_percent", 100),
+        ("gpu_vram_usage", "vram_used", 2**20, "memory_bytes", 2**40),
+        ("power_info", "current_socket_power", 2_500, "power_w", 2_500),
+        ("energy_count", "energy_accumulator", 2**63, "energy_j", 2**63 * 15.3 / 1e6),
+        ("temp_metric_HOTSPOT", "", 150, "temperature_c", 150),
+        ("clock_info_GFX", "clk", 10_000, "sm_clock_mhz", 10_000),
+        ("clock_info_MEM", "clk", 10_000, "memory_clock_mhz", 10_000),
+    ],
+)
+def test_a_value_is_read_up_to_the_largest_that_is_plausible(
+    machine: Machine, function: str, field: str, most: int, metric: str, value: float
+) -> None:
+    for given, expected in ((most, value), (most + 1, None)):
+        described = {**USUAL[function], field: given} if field else given
+        assert machine({function: described}).read(FIRST, 1)[metric] == expected
+
+
+@pytest.mark.parametrize(
     ("change", "metric", "words"),
     [
         ({"gpu_activity": {"gfx_activity": "N/A"}}, "busy_percent", "busy time"),
@@ -249,17 +267,3 @@ def test_a_watch_reads_them(machine: Machine) -> None:
     assert rows["memory_bytes"].iloc[0] == 2**30
     assert watch.meta["devices"]["gpu0"]["name"] == "AMD Instinct MI300X"
     assert "GPU" not in watch.meta["absent"], "NVIDIA's driver is not missed on a machine with AMD GPUs"
-
-
-def test_torch_names_an_amd_gpu_by_its_uuid_in_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch for ROCm takes the characters of HIP's id for the bytes of a UUID."""
-    raw = SECOND.removeprefix("GPU-").encode().hex()
-    dashed = "-".join((raw[:8], raw[8:12], raw[12:16], raw[16:20], raw[20:]))
-    own = [dashed, FIRST.removeprefix("GPU-").encode().hex()]
-    cuda = SimpleNamespace(
-        is_initialized=lambda: True,
-        device_count=lambda: 2,
-        get_device_properties=lambda index: SimpleNamespace(uuid=own[index]),
-    )
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    assert _torch_names([FIRST, SECOND]) == {FIRST: "gpu1", SECOND: "gpu0"}

@@ -122,9 +122,9 @@ def test_what_the_group_uses_is_read(tree: Tree, kind: str) -> None:
         for path in tree.root.rglob(name):
             path.write_text(path.read_text().replace(old, new))
     assert source.read("cgroup", 3 * S) == {
-        "cpu_percent": pytest.approx(150),
+        "cpu_percent": 150,
         "memory_bytes": 2 * GIB,
-        "throttled_percent": pytest.approx(25),
+        "throttled_percent": 25,
     }
     source.close()
 
@@ -215,6 +215,11 @@ def test_no_limit_of_version_1_is_none(tree: Tree, text: str) -> None:
     tree.put("memory/a/b", memory__limit_in_bytes=text)
     tree.put("cpu,cpuacct/a/b", cpu__cfs_quota_us="-1")
     assert tree.limits() == (None, None)
+
+
+def test_a_number_has_at_most_19_digits() -> None:
+    texts = (b" 7\n", b"9" * 19, b"9" * 20, b"-1", b"")
+    assert [cgroup._whole(text) for text in texts] == [7, 10**19 - 1, None, None, None]
 
 
 def test_without_the_share_of_the_cache_the_memory_is_unknown(tree: Tree) -> None:

@@ -9,6 +9,7 @@ import pynvml
 import pytest
 
 from perfnb.telemetry.sampler.gpm import GPM_METRICS, GpmCounters
+from perfnb.telemetry.sampler.nvml import NvmlSource
 
 SECOND_NS = 10**9
 
@@ -108,3 +109,13 @@ def test_samples_are_freed_at_the_end_and_after_an_error(gpm: FakeGpm) -> None:
     assert not counters.usable
     counters.close()
     assert gpm.alive == 0
+
+
+def test_counters_are_closed_before_nvml_is_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[str]()
+    source: Any = object.__new__(NvmlSource)
+    source._open, source._gpm = True, {"GPU-0": SimpleNamespace(close=lambda: told.append("closed"))}
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: told.append("shut down"))
+    source.close()
+    source.close()
+    assert told == ["closed", "shut down"]

@@ -68,7 +68,7 @@ class Told:
         self.source._search_took_ns = 0  # however slow the machine is, it may search
         values = self.source.read("process", self.now)
         cpu = values["cpu_percent"]
-        return None if cpu is None else round(cpu / 100, 6), values["processes"], values["disk_read_bytes_per_s"]
+        return None if cpu is None else round(cpu / 100, 9), values["processes"], values["disk_read_bytes_per_s"]
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_a_tree_is_searched_rarely_where_that_takes_long(files: Files, monkeypat
     assert searched(0.1, b"7") == 0
     assert searched(0.1, b"8") == 1  # something has started
     assert searched(0.1, b"9", took_ns=10**6) == 0
-    assert searched(0.5, b"9", took_ns=10**6) == 1
+    assert searched(0.4, b"9", took_ns=10**6) == 1  # 500 times as long after the last search
     assert searched(0.1, None) == 0
     assert searched(0.5, None) == 1
 
@@ -219,6 +219,23 @@ def test_a_process_that_leaves_its_usage_to_nobody_keeps_counting(files: Files) 
     told()
     files.vanish(4)
     assert told() == (0.0, 1, 0.0)  # a sampler's usage was never part of it
+
+
+def test_files_of_processes_stay_open_until_they_end(files: Files) -> None:
+    files.put(2, 1)
+    files.put(3, 1)
+    (files.folder / "3" / "cmdline").write_bytes(SAMPLER)  # of another watch
+    told = Told(files)
+    told()
+    told()
+    held = told.source._table._kept._open  # type: ignore[attr-defined]
+    assert sorted({path.split("/")[-2] for path in held}) == ["1", "2", "3"]
+    files.vanish(2)
+    files.vanish(3)
+    told()
+    assert {path.split("/")[-2] for path in held} == {"1"}
+    told.source.close()
+    assert held == {}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Sizes of the messages of collectives, and names of copies, as their sources define them."""
+"""Sizes of the messages of collectives, as their sources define them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from perfnb.trace.collective_messages import DTYPES, ITEM_BYTES, may_send, message_of, runs_on_host
-from perfnb.trace.nsys import _copy_name
 
 
 def test_elements_have_the_size_of_torchs_dtypes() -> None:
@@ -74,17 +73,3 @@ def test_the_larger_of_what_is_sent_and_received(
 def test_what_runs_on_the_host_and_what_may_describe_a_message(name: str, on_host: bool, sends: bool) -> None:
     assert runs_on_host(name) is on_host
     assert may_send(name) is sends
-
-
-@pytest.mark.parametrize(
-    ("kind", "source", "target", "name"),
-    [
-        (1, 0, 2, "Memcpy HtoD (Pageable -> Device)"),
-        (2, 2, 1, "Memcpy DtoH (Device -> Pinned)"),
-        (8, 2, 2, "Memcpy DtoD (Device -> Device)"),
-        (10, 4, 5, "Memcpy PtoP (Managed -> Device static)"),
-        (1, 0, 99, "Memcpy HtoD"),
-    ],
-)
-def test_a_copy_is_named_by_its_direction_and_memory(kind: int, source: int, target: int, name: str) -> None:
-    assert _copy_name(kind, source, target) == name

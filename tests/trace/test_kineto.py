@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from typing import Any
 
@@ -186,6 +187,7 @@ def test_what_a_synchronisation_waits_for_is_a_column_and_an_unsigned_minus_one_
         ({"rank": "3", "world_size": 8.0}, 3, 8),
         ({"backend": "nccl"}, None, None),
         ({"rank": -1, "world_size": 2**70}, None, None),
+        ({"rank": 2**31 - 1, "world_size": 2**31}, 2**31 - 1, None),
         ([], None, None),
         ("rank", None, None),
     ],
@@ -214,14 +216,21 @@ def test_odd_values_in_number_fields_neither_crash_nor_disturb_the_others(value:
     assert (trace.thread[1], trace.stream[1], trace.device[1]) == (3, 4, MISSING)
 
 
-def test_too_little_memory_is_the_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("collecting", [True, False])
+def test_too_little_memory_is_the_one_error(collecting: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object) -> None:
+        assert not gc.isenabled()  # which would only cost time
         raise MemoryError
 
     monkeypatch.setattr("perfnb.trace.kineto.EventColumns.add", fail)
-
-    with pytest.raises(TraceError, match=r"^the trace was not read: there is not enough memory for it\.$"):
-        columns_of({})
+    try:
+        if not collecting:
+            gc.disable()
+        with pytest.raises(TraceError, match=r"^the trace was not read: there is not enough memory for it\.$"):
+            columns_of({})
+        assert gc.isenabled() == collecting
+    finally:
+        gc.enable()
 
 
 def test_devices_are_told() -> None:
@@ -244,10 +253,10 @@ def test_a_base_that_is_no_time_is_the_one_error(base: Any) -> None:
 
 
 def test_an_event_ends_before_the_latest_time_that_can_be_represented() -> None:
-    half = 2**61 // 1000
-    assert columns_of({"ts": half, "dur": half + 1}).start_ns.tolist() == [half * 1000]
+    last = 2**62 // 1000 - 1  # 2**62 ends with 904 ns
+    assert columns_of({"ts": last, "dur": 1.903}).duration_ns.tolist() == [1903]
     with pytest.raises(TraceError, match=r"the end of an event in it is not a time .*: ts \+ dur"):
-        columns_of({"ts": half, "dur": half + 2})
+        columns_of({"ts": last, "dur": 1.904})
 
 
 def test_allocations_are_in_chronological_order_and_only_they_are_memory() -> None:

@@ -16,11 +16,12 @@ import perfnb
 from perfnb.errors import TraceError
 from perfnb.trace import sqlite_file, trace_file
 from perfnb.trace.columns import MISSING, TraceColumns
-from perfnb.trace.nsys import read
+from perfnb.trace.nsys import _copy_name, read
 from perfnb.trace.trace_file import LIMITS, Limits
 from tests.nsys_files import (
     CALL,
     COPY,
+    COPYING,
     KERNEL,
     RANGE,
     joined,
@@ -191,6 +192,59 @@ def test_graphs_recorded_as_wholes_are_work(tmp_path: Path) -> None:
     told = " ".join(p.meta["trace"]["caveats"])
     assert "1 CUDA graph launches were recorded as a whole" in told
     assert "The file does not contain the work of 1 of 2 CUDA graph launches" in told
+
+
+def test_calls_and_fills_are_events_and_the_machine_is_described(tmp_path: Path) -> None:
+    call = {"start": 5, "end": 9, "globalTid": tid(40), "correlationId": 3}
+    fill = {"start": 6, "end": 8, "deviceId": 1, "streamId": 7, "correlationId": 3, "globalPid": pid(40)}
+    gpu = {"name": "H100", "totalMemory": 2**36, "smCount": 132, "computeMajor": 9, "computeMinor": 0}
+    kinds = ((0, 5), (1, 4), (2, 4), (None, COPYING))  # others repeat inner calls
+    tables = {
+        "StringIds": strings("cuLaunchKernel", "cudaMalloc_v3020_ptsz", "main"),
+        CALL: [{**call, "eventClass": kind, "nameId": name} for kind, name in kinds],
+        "CUPTI_ACTIVITY_KIND_MEMSET": [{**fill, "memKind": 1, "bytes": 64}, {**fill, "memKind": 99}],
+        "TARGET_INFO_SESSION_START_TIME": [{"utcEpochNs": 1_700_000_000_000_000_000}],
+        "TARGET_INFO_GPU": [{"id": 5, "cuDevice": 1, **gpu}, {"id": 6, "cuDevice": 0}],
+        "PROCESSES": [{"globalPid": pid(40), "pid": 40, "name": "/usr/bin/python3"}],
+        "ThreadNames": [{"nameId": 6, "globalTid": tid(40, 77)}, {"nameId": 99, "globalTid": tid(40, 78)}],
+    }
+
+    (trace,) = read(write(tmp_path / "a.sqlite", tables), LIMITS)
+
+    columns = (trace.category, trace.name, trace.correlation, trace.thread, trace.device, trace.bytes)
+    rows = [(trace.categories[kind], trace.names[name], *rest) for kind, name, *rest in zip(*columns, strict=True)]
+    assert rows == [
+        ("gpu_memset", "Memset (Pinned)", 3, 7, 1, 64),
+        ("gpu_memset", "Memset (Unknown)", 3, 7, 1, MISSING),
+        ("cuda_runtime", "cudaMalloc", 3, 40, MISSING, MISSING),
+        ("cuda_runtime", "cudaMemcpyAsync", 3, 40, MISSING, MISSING),
+        ("cuda_driver", "cuLaunchKernel", 3, 40, MISSING, MISSING),
+    ]
+    assert trace.base_ns == 1_700_000_000_000_000_000
+    facts = {"name": "H100", "totalGlobalMem": 2**36, "computeMajor": 9, "computeMinor": 0, "numSms": 132}
+    assert trace.devices == [{"id": 1, **facts}, {"id": 0, "name": ""}]
+    assert (trace.process_names, trace.thread_names) == ({40: "python3"}, {(40, 77): "main"})
+    tables["TARGET_INFO_SESSION_START_TIME"] = [{"utcEpochNs": 2**62}]
+    assert [one.base_ns for one in read(write(tmp_path / "a.sqlite", tables), LIMITS)] == [0]
+
+
+def test_ranges_may_have_a_payload_and_marks_are_no_ranges(tmp_path: Path) -> None:
+    kinds = [34, 58, 59, 60, 61, 69, 70, 71, 72]
+    rows = [{"start": 5, "end": 9, "eventType": kind, "text": str(kind), "globalTid": tid(40)} for kind in kinds]
+
+    (trace,) = read(write(tmp_path / "a.sqlite", {RANGE: rows}), LIMITS)
+
+    found = [(trace.categories[kind], trace.names[name]) for kind, name in zip(trace.category, trace.name, strict=True)]
+    assert found == [("cpu_op", "59"), ("cpu_op", "70"), ("nvtx_range", "60"), ("nvtx_range", "71")]
+
+
+def test_copies_have_the_names_that_torch_gives_them() -> None:
+    ways = ["HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"]
+    ways += ["HtoD (unified)", "DtoH (unified)", "DtoD (unified)"]
+    assert [_copy_name(kind, 0, 9) for kind in range(15)] == [f"Memcpy {way}" for way in ("Unknown", *ways, "Unknown")]
+    places = ["Pageable", "Pinned", "Device", "Array", "Managed", "Device static", "Managed static"]
+    assert [_copy_name(8, place, 2) for place in range(7)] == [f"Memcpy DtoD ({place} -> Device)" for place in places]
+    assert [_copy_name(1, 1, 3), _copy_name(1, 9, 0)] == ["Memcpy HtoD (Pinned -> Array)", "Memcpy HtoD"]
 
 
 def test_synchronisation_names_what_it_waits_for(tmp_path: Path) -> None:

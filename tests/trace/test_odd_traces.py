@@ -121,6 +121,34 @@ def test_a_trace_with_too_much_of_something_is_refused_in_a_sentence(
         perfnb.load(written(tmp_path, make(13)))
 
 
+#: The largest numbers that docs/formats.md allows.
+MOST = {"threads": 2_000, "streams": 2_000, "devices": 256, "steps": 5_000, "ops": 2_000}
+
+
+@pytest.mark.parametrize("odd", MOST)
+def test_a_trace_is_read_up_to_the_documented_limits(odd: str) -> None:
+    make, _, words = ODD[odd]
+    trace_steps.refuse_odd_trace(decode(json.dumps(make(MOST[odd])).encode()), "it")
+    with pytest.raises(TraceError, match=f"it has {MOST[odd] + 1:,} {words}, and perfnb shows at most {MOST[odd]:,};"):
+        trace_steps.refuse_odd_trace(decode(json.dumps(make(MOST[odd] + 1)).encode()), "it")
+
+
+def test_steps_of_several_devices_are_read_up_to_the_documented_limit() -> None:
+    on_devices = kernels(5, device=int)[1:]
+    trace_steps.refuse_odd_trace(decode(json.dumps([*steps(4_000), *on_devices]).encode()), "it")
+    with pytest.raises(TraceError, match="it has 20,005 steps on all devices, and perfnb shows at most 20,000;"):
+        trace_steps.refuse_odd_trace(decode(json.dumps([*steps(4_001), *on_devices]).encode()), "it")
+
+
+def test_layers_are_read_up_to_the_documented_limits() -> None:
+    trace_steps.refuse_odd_layers([3, 499, 0], 33_554_432, "it")
+    trace_steps.refuse_odd_layers([], 0, "it")
+    with pytest.raises(TraceError, match="it has 501 levels of nested layers, and perfnb shows at most 500;"):
+        trace_steps.refuse_odd_layers([500, 3], 0, "it")
+    with pytest.raises(TraceError, match="it has 33,554,433 characters in the names of its layers"):
+        trace_steps.refuse_odd_layers([3], 33_554_433, "it")
+
+
 def test_names_that_repeat_each_other_are_counted_before_they_are_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

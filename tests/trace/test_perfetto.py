@@ -221,7 +221,11 @@ def test_an_argument_has_a_value_of_any_kind(tmp_path: Path, fields: list[tuple[
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "stream"), [(4, 7, 7), (4, 0, 0), (4, -5, -5), (3, 2**32 - 1, -1), (2, 1, 1), (6, "7", -1)]
+    ("kind", "given", "stream"),
+    [
+        *((4, 7, 7), (4, 0, 0), (4, -5, -5), (2, 1, 1), (6, "7", -1)),
+        *((3, 2**32 - 1, -1), (3, 2**63 - 1, 2**63 - 1), (3, 2**63, -1)),
+    ],
 )
 def test_numbers_are_columns_and_an_unsigned_minus_one_and_texts_are_none(
     tmp_path: Path, kind: int, given: int | str, stream: int

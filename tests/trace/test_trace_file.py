@@ -16,6 +16,7 @@ import zipfile
 import zlib
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -190,6 +191,17 @@ def test_what_a_reader_keeps_is_counted_up_to_the_limits() -> None:
         kept.add()
     with pytest.raises(TraceError, match=f"its names have more than {3 * LETTERS:,} characters in total"):
         kept.add(-1, "c")
+
+
+def test_formats_decoded_as_a_whole_have_the_lower_of_the_documented_limits() -> None:
+    assert (Limits().most_bytes, Limits().most_events) == (8 * 1024**3, 25_000_000)
+    assert (Limits().whole().most_bytes, Limits().whole().most_events) == (256 * 1024**2, 4_000_000)
+    for limits in (Limits(5, 6), Limits(5, 6).whole()):
+        assert (limits.most_bytes, limits.most_events) == (5, 6)
+    names: Any = range(256_000_000)  # as many characters
+    Kept("it", Limits()).add(text=names)
+    with pytest.raises(TraceError, match="its names have more than 256,000,000 characters in total"):
+        Kept("it", Limits()).add(text=range(256_000_001))  # type: ignore[arg-type]
 
 
 def test_other_kinds_of_compression_are_named(tmp_path: Path) -> None:

@@ -200,6 +200,14 @@ def test_a_damaged_or_hostile_file_is_one_error(tmp_path: Path) -> None:
     assert "if you trust it, unpack it first" in error_of(bomb)
 
 
+def test_an_event_that_only_counts_occurrences_is_no_event(tmp_path: Path) -> None:
+    events = [message((1, 7), (2, 5_000), (3, 9_000), (6, 1)), message((1, 7), (5, 3))]
+    kind = (4, message((1, 7), (2, message((1, 7), (2, "x")))))
+    host = message((2, "/host:CPU"), kind, (3, message((1, 4), *((4, event) for event in events))))
+    trace = read(written(tmp_path, space(host)), LIMITS)
+    assert (trace.names, trace.start_ns.tolist(), trace.duration_ns.tolist()) == (["x"], [5], [9])
+
+
 def test_the_data_is_freed_once_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Data(bytearray):
         """Bytes whose end can be seen."""
