@@ -215,9 +215,17 @@ def test_a_step_is_mostly_rest_from_nine_tenths_on(rest: float, mostly: bool) ->
         (100.0, 95.0, "input-bound"),  # saves 5, which is enough
         (100.0, 96.0, "balanced"),  # saves 4, which is too little
         (95.0, 100.0, "compute-bound"),
+        (
+            21.5,
+            11.0,
+            "input-bound",
+        ),  # both savings are large, but the loader takes longer than two models
+        (21.0, 11.0, "balanced"),
+        (11.0, 21.0, "balanced"),
+        (11.0, 21.5, "compute-bound"),
     ],
 )
-def test_the_larger_saving_decides_if_it_is_twice_the_other(loader: float, model: float, verdict: str) -> None:
+def test_the_larger_saving_or_time_decides_if_it_is_twice_the_other(loader: float, model: float, verdict: str) -> None:
     assert exactly(together=100.0, loader=loader, model=model, rest=1.0).verdict == verdict
 
 

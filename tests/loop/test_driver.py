@@ -16,6 +16,7 @@ import perfnb
 from perfnb.loop.driver import LoopProfiler
 from perfnb.profile.profile import Profile
 from perfnb.profile.registry import FOR_LOOPS, IN_LOOP
+from tests.fake_clock import FakeClock
 from tests.loop.loops import Batch, Training, driven
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -239,6 +240,22 @@ def test_a_recorder_gets_every_step(waits: bool) -> None:
     assert waits or set(waited) == {-1}
     passes = ["timed"] * 3 + ["lead_in"] + ["traced"] * 3 + ["lead_in"] + ["counted"] * 2
     assert recorder.passes == [""] * 10 + passes + [""] * (50 - len(passes))
+
+
+def test_a_wait_that_ends_without_a_batch_is_part_of_no_step(clock: FakeClock) -> None:
+    profiler = LoopProfiler(at=100)
+    profiler.recorder = recorder = Recorder()  # type: ignore[assignment]
+    profiler.wait()
+    clock.pass_exactly(30)
+    profiler.skip()
+    clock.pass_exactly(500)
+    profiler.wait()
+    clock.pass_exactly(3)
+    profiler.begin()
+    clock.pass_exactly(5)
+    profiler.end()
+    [(wall_ns, data_ns, _)] = recorder.steps
+    assert (wall_ns / 1e6, data_ns / 1e6) == (pytest.approx(8, abs=0.01), pytest.approx(3, abs=0.01))
 
 
 @pytest.mark.parametrize(
