@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfnb.bench.input_figures import KINDS, InputBound
-from perfnb.bench.input_view import input_bound_document
+from perfnb.bench.input_view import _overlap_words, _saved, input_bound_document
 from perfnb.draw.as_text import document_text
 from perfnb.stats.intervals import Centre
 
@@ -125,14 +127,62 @@ def test_where_the_interval_holds_nothing_no_saving_is_claimed() -> None:
     assert "would not save any measurable time" in input_bound_text(ahead)
 
 
-@pytest.mark.parametrize(("batches_a_start", "noted"), [(3.0, True), (300.0, False), (None, False)])
-def test_workers_that_start_again_and_again_are_noted(batches_a_start: float | None, noted: bool) -> None:
-    shown = input_bound_text(InputBound(planted(30, 5).rounds_ms, 4, 99, batches_a_start=batches_a_start))
+@pytest.mark.parametrize(
+    ("options", "noted"),
+    [
+        ({"batches_a_start": 1.0}, "The loader's workers restarted every batch, which"),
+        ({"batches_a_start": 19.9}, "The loader's workers restarted every 19.9 batches, which"),
+        ({"batches_a_start": 20.0}, ""),
+        ({"batches_a_start": None}, ""),
+        # In 8 rounds of 4 steps, the steps without a model took 320 ms.
+        ({"unforeseen_ms": 32.0}, ""),
+        ({"unforeseen_ms": 32.1}, "Batches kept arriving in new shapes, so the real model ran for 32.1 ms instead"),
+    ],
+)
+def test_what_may_have_disturbed_the_blocks_is_noted(options: dict[str, Any], noted: str) -> None:
+    rounds_ms = exactly(together=20.0, loader=9.0, model=12.0, rest=1.0).rounds_ms
+    ran, *notes = input_bound_document(InputBound(rounds_ms, 4, 1234, **options)).notes
 
-    assert ("restarted every 3 batches" in shown) == noted
-    assert "restarted every batch," in input_bound_text(
-        InputBound(planted(30, 5).rounds_ms, 4, 99, batches_a_start=1.0)
-    )
+    assert ran.startswith("The step ran 1,234 times.")
+    assert [note[: len(noted)] for note in notes] == [noted] * bool(noted)
+
+
+@pytest.mark.parametrize(
+    ("overlap", "bounds", "hindered", "words"),
+    [
+        (None, None, True, ""),
+        (0.5, (0.1, 0.9), True, "Together, they take longer than in sequence"),
+        (0.25, (-0.1, 0.49), False, "Loader and model run in sequence."),
+        (0.25, (-0.1, 0.5), False, ""),
+        (0.26, (-0.1, 0.49), False, ""),
+        (0.26, (0.01, 0.49), False, "Loader and model overlap partly (26 % of the shorter one is hidden)."),
+        (0.5, (0.0, 0.9), False, ""),
+        (0.74, (0.51, 0.99), False, "Loader and model overlap partly (74 % of the shorter one is hidden)."),
+        (0.74, (0.51, 1.0), False, ""),
+        (0.75, (0.5, 1.1), False, ""),
+        (0.75, (0.51, 1.1), False, "Loader and model overlap fully"),
+    ],
+)
+def test_how_they_overlap_is_said_if_the_interval_allows_it(
+    overlap: float | None, bounds: tuple[float, float] | None, hindered: bool, words: str
+) -> None:
+    figures: Any = SimpleNamespace(overlap=overlap, overlap_bounds=bounds, hindered=hindered)
+    found = _overlap_words(figures)
+    assert found.startswith(words)
+    assert bool(found) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("model", "rounds", "words"),
+    [
+        (6.0, 8, "a perfect loader would save up to 4.00 ms [4.00, 4.00] of 10.0 ms per step, 40 %"),
+        (10.0, 8, "a perfect loader would not save any measurable time"),
+        (6.0, 5, "so far, a perfect loader would save an estimated 4.00 ms of 10.0 ms per step (no interval yet)"),
+        (10.0, 5, "so far, a perfect loader would save an estimated nothing of 10.0 ms per step (no interval yet)"),
+    ],
+)
+def test_what_a_perfect_loader_would_save(model: float, rounds: int, words: str) -> None:
+    assert _saved(exactly(together=10.0, loader=9.0, model=model, rounds=rounds)) == words
 
 
 @pytest.mark.parametrize(

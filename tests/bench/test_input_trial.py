@@ -320,7 +320,7 @@ def test_input_rounds_have_a_block_of_each_kind_in_random_order(monkeypatch: pyt
     assert trial.ran[:8] == [("model", 1)] * 6 + [("together", 2), ("model", 2)]
 
 
-def test_input_rounds_end_with_the_budget_and_an_incomplete_one_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_rounds_end_with_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     trial = input_trial(monkeypatch, {"together": 60.0, "model": 40.0})
     told: list[tuple[Any, ...]] = []
 
@@ -332,6 +332,18 @@ def test_input_rounds_end_with_the_budget_and_an_incomplete_one_does_not_count(m
     assert told[:4] == [("warmup", done) for done in range(1, 5)]
     assert told[4:] == [("timed", done, 6) for done in range(1, 7)]
     assert trial.now == pytest.approx(50.96)
+
+
+def test_an_input_round_that_the_budget_ends_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    step_ms = {"together": 60.0, "model": 40.0}
+
+    def slow_down(pass_name: str, *_: Any) -> None:
+        if pass_name == "timed":
+            step_ms.update(together=5000.0, model=5000.0)
+
+    trial = input_trial(monkeypatch, step_ms)
+    rounds, _ = input_rounds(trial, ["together", "model"], 50.0, 1.0, slow_down)
+    assert rounds == {"together": [60.0], "model": [40.0]}
 
 
 def test_a_first_input_round_is_always_whole_and_the_clock_must_move(monkeypatch: pytest.MonkeyPatch) -> None:

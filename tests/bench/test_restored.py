@@ -7,6 +7,7 @@ import pickle
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
 
 from perfnb.bench import restored
-from perfnb.bench.restored import Restored, kept_positions
+from perfnb.bench.restored import Restored, kept_attributes, kept_positions
 from perfnb.errors import CaptureError
 from perfnb.remedies.state import fingerprint
 from perfnb.remedies.subject import Subject
@@ -331,7 +332,9 @@ def test_a_state_that_is_nested_is_put_back_in_the_same_tensors() -> None:
     with Restored([layer], []):
         step()
         step()
+        optimizer.param_groups[0]["made"] = 1
 
+    assert set(optimizer.param_groups[0]) == {"params", "factors"}
     assert optimizer.state[layer.weight]["sums"][0] is held
     same(held, before[1])
     assert pickle.dumps(optimizer.state_dict()["state"]) == before[0]
@@ -466,6 +469,41 @@ def test_one_tensor_that_cannot_be_put_back_does_not_keep_others_from_it(monkeyp
         stepped()
 
     assert torch.equal(second.weight, weight)
+
+
+def test_attributes_of_an_object_that_is_not_a_module_are_put_back_after_an_error() -> None:
+    owner: Any = SimpleNamespace(calls=3, sums=torch.zeros(2), losses=[0.5])
+    before = dict(vars(owner))
+
+    def trained() -> None:
+        with kept_attributes(owner):
+            owner.calls, owner.made, owner.losses = 4, "new", [*owner.losses, 1.0]
+            before["losses"].append(2.0)
+            owner.sums += 1
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        trained()
+    assert vars(owner).keys() == before.keys()
+    assert all(getattr(owner, name) is value for name, value in before.items())
+    assert (owner.calls, owner.sums.tolist(), owner.losses) == (3, [0.0, 0.0], [0.5])
+
+
+def test_a_loader_that_knows_its_position_returns_to_it() -> None:
+    class Stateful:
+        def __init__(self) -> None:
+            self.state = {"at": [3]}
+
+        def state_dict(self) -> dict[str, list[int]]:
+            return self.state
+
+        def load_state_dict(self, state: dict[str, list[int]]) -> None:
+            self.state = state
+
+    loader = Stateful()
+    with kept_positions([[1, 2], loader]):
+        loader.state["at"][0] = 9
+    assert loader.state == {"at": [3]}
 
 
 def test_a_loader_that_has_a_state_only_if_asked_for_is_left_alone() -> None:

@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 import time
+from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType, SimpleNamespace
@@ -224,7 +225,8 @@ def test_a_result_is_kept_as_it_was_though_the_next_step_writes_to_its_memory() 
     def writes(value: float) -> Callable[[], Any]:
         def step() -> Any:
             shared.fill_(value)
-            return shared, [array], {"a": shared}, Output(shared), Pair(shared), MappingProxyType({"a": 1}), parameter
+            own = UserDict(a=shared)
+            return shared, [array], own, Output(shared), Pair(shared), MappingProxyType({"a": 1}), parameter
 
         return step
 
@@ -263,3 +265,33 @@ def test_queues_and_threads_prefetch_and_those_common_to_all_do_not_count() -> N
     stop.set()
     thread.join()
     assert prefetching([takes(thread)]) is None
+
+
+class Child:
+    """Stands for a child process, which raises if it is closed."""
+
+    def __init__(self, pid: int | None = 7, alive: bool | None = True) -> None:
+        self.pid, self._alive = pid, alive
+
+    def is_alive(self) -> bool:
+        if self._alive is None:
+            raise ValueError("process object is closed")
+        return self._alive
+
+
+def test_child_processes_prefetch_while_they_are_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfnb.bench.rounds.BaseProcess", Child)
+    monkeypatch.setattr("multiprocessing.active_children", lambda: children)
+    children: list[Any] = []
+
+    def takes(*sources: Any) -> Callable[[], Any]:
+        return lambda: sources
+
+    assert prefetching([takes(Child())]) == Prefetching("processes", UNKNOWN_AHEAD)
+    assert prefetching([takes(Child(), queue.Queue(3))]) == Prefetching("processes", 4)
+    for child in (Child(alive=False), Child(pid=None), Child(alive=None)):
+        assert prefetching([takes(child)]) is None
+    children.append(SimpleNamespace(pid=7))
+    assert prefetching([takes()]) == Prefetching("processes", UNKNOWN_AHEAD)
+    assert prefetching([takes()], Child()) is None  # it works for all steps
+    assert prefetching([takes()], Child(pid=8)) == Prefetching("processes", UNKNOWN_AHEAD)
