@@ -12,7 +12,7 @@ from perfnb.draw.as_text import document_text
 from perfnb.draw.document import Document, Effects, Strip, Table
 from perfnb.experiments.ab_test import ABTest
 from perfnb.experiments.compared_figures import NOT_COMPARED
-from tests.experiments.ab_samples import EXAMPLES, experiment, figures
+from tests.experiments.ab_samples import EXAMPLES, SILENT, experiment, figures
 from tests.samples import texts
 from tests.samples.experiments import DOCUMENTS
 
@@ -129,21 +129,44 @@ def test_effects_say_what_is_over_a_limit(name: str, metric: str, verdict: str) 
     assert {row.label: row.verdict for row in effects.rows}[metric] == verdict
 
 
+COMPARED = (
+    "The results of both steps after the warm-up were compared. The accepted difference is 0.0001 times the largest "
+    "value, which rounding in float32 can explain."
+)
+ALLOW = (
+    "Two training steps need separate models with equal weights.",
+    "To accept a larger difference, pass limits={'difference': ...} or a quality function.",
+)
 FREE = "A loss without a limit may exceed the baseline's by 0.1 %."
+ROUNDING = "Rounding alone can make two training runs diverge by more than that. To allow for this, pass limits."
 UNSTEADY = "The steps had not reached a steady state when the warm-up ended."
+UNCHECKED = "The results could not be checked: a step returns no tensor and no number."
+MEASURED = "Measured with torch 2.13.0 on lab-3, commit 0123456789 with uncommitted changes."
 
 
 @pytest.mark.parametrize(
-    ("example", "note", "is_there"),
+    ("example", "notes"),
     [
-        (EXAMPLES["worse than the baseline"], FREE, True),
-        (EXAMPLES["worse"], FREE, False),
-        (figures(times=replace(experiment(0.9), steady=False)), UNSTEADY, True),
-        (EXAMPLES["accept"], UNSTEADY, False),
+        (EXAMPLES["accept"], [COMPARED, MEASURED]),
+        (EXAMPLES["over"], [COMPARED, "The results agree.", MEASURED]),
+        (EXAMPLES["wrong"], [COMPARED, *ALLOW, MEASURED]),
+        (EXAMPLES["judged"], [FREE, MEASURED]),
+        (EXAMPLES["worse than the baseline"], [FREE, ROUNDING, MEASURED]),
+        (EXAMPLES["worse"], [MEASURED]),
+        (EXAMPLES["nan"], [MEASURED]),
+        (EXAMPLES["silent"], [MEASURED]),
+        (figures(1.3, SILENT), [UNCHECKED, MEASURED]),
+        (figures(times=replace(experiment(0.9), steady=False)), [COMPARED, UNSTEADY, MEASURED]),
+        (replace(EXAMPLES["worse"], environment={}), []),
+        (replace(EXAMPLES["worse"], environment={"torch": "2.9", "host": "a"}), ["Measured with torch 2.9 on a."]),
+        (
+            replace(EXAMPLES["worse"], environment={"torch": "2.9", "commit": "0123456789ab"}),
+            ["Measured with torch 2.9, commit 0123456789."],
+        ),
     ],
 )
-def test_notes_say_what_a_reader_must_know(example: ABTest, note: str, is_there: bool) -> None:
-    assert (note in example._document().notes) == is_there
+def test_notes_say_what_a_reader_must_know(example: ABTest, notes: list[str]) -> None:
+    assert list(example._document().notes) == notes
 
 
 def test_profiles_of_both_sides_are_compared_in_a_tab() -> None:
