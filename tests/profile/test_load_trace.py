@@ -117,6 +117,13 @@ def test_the_text_of_a_trace(tmp_path: Path, golden: Callable[[str, str], None])
     golden("trace.txt", f"{loaded(training(), tmp_path)}\n")
 
 
+def test_memory_in_a_trace_is_the_total_after_every_change(tmp_path: Path) -> None:
+    trace = training(1).memory(100, 64, 64).memory(200, 36, 100).memory(300, -64, 36)
+    memory = loaded(trace, tmp_path).memory
+    assert memory["total"].tolist() == [0, 64, 100, 36]
+    assert memory["t_ms"].tolist()[1:] == pytest.approx([0.1, 0.2, 0.3])
+
+
 def test_a_trace_without_modules_has_ops(tmp_path: Path) -> None:
     trace = training()
     trace.events = [event for event in trace.events if event["cat"] != "python_function"]

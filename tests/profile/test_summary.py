@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ import perfnb
 from perfnb.diff.comparison import ProfileComparison
 from perfnb.draw.document import Figure
 from perfnb.errors import RecordingError
+from perfnb.profile.outcome import origin
 from perfnb.profile.profile import Profile
 from perfnb.profile.report import report_document
 from perfnb.profile.summary import Summary, device_words, hot_path, summarize
@@ -195,6 +197,10 @@ def test_each_table_is_that_of_the_recording() -> None:
     empty = ("samples", "collectives", "compiled", "compiled_regions", "allocations", "memory", "lines")
     assert [len(getattr(p, name)) for name in empty] == [0] * len(empty)
     assert p.roofline is p.python is None
+    vars(p._analysis)["stacks"] = SimpleNamespace(record="of Python")
+    python = p.python
+    del vars(p._analysis)["stacks"]
+    assert python is not None
     assert p._measured_here
 
 
@@ -205,6 +211,26 @@ def test_a_profile_without_traced_steps_has_empty_tables_and_no_trace(tmp_path: 
         assert getattr(p, name).empty
     with pytest.raises(RecordingError, match="no step was traced"):
         p.save_trace(tmp_path / "t.json")
+
+
+def test_a_profile_is_shown_with_its_timeline_and_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr("perfnb.profile.profile.show", lambda *given: shown.extend(given))
+    kept: Any = object()
+    p = Profile(on_gpu()._recording, kept)
+    p._ipython_display_()
+    summary, timeline, again, step = shown
+    assert (summary, step, again()) == (p._summary, kept, p._timeline)
+    assert len(timeline.of("stream")) == 1
+
+
+def test_this_process_is_the_origin_of_results_if_it_uses_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"host": "lab", "torch": "2.9", "at": "now"}
+    monkeypatch.setattr("perfnb.step.environment.provenance", lambda: found)
+    monkeypatch.setitem(sys.modules, "torch", sys.modules["torch"])
+    assert origin.__wrapped__() == {"host": "lab", "torch": "2.9"}
+    monkeypatch.delitem(sys.modules, "torch")
+    assert origin.__wrapped__() == {}
 
 
 def test_a_trace_is_compressed_if_its_name_says_so(tmp_path: Path) -> None:
