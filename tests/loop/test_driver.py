@@ -16,6 +16,7 @@ import perfnb
 from perfnb.loop.driver import LoopProfiler
 from perfnb.profile.profile import Profile
 from perfnb.profile.registry import FOR_LOOPS, IN_LOOP
+from perfnb.step.budget import Plan
 from tests.fake_clock import FakeClock
 from tests.loop.loops import Batch, Training, driven
 
@@ -376,6 +377,37 @@ def test_a_loop_that_is_over_pauses_its_trial(capsys: pytest.CaptureFixture[str]
     profiler.close()
     assert profiler.trial is None
     assert capsys.readouterr().err == "perfnb: x, 2 left\n"
+
+
+@pytest.mark.parametrize(
+    ("done", "left", "window", "next_at"),
+    [
+        (5, None, (0, 3), 5),
+        (5, 5, (0, 3), 5),  # the three timed steps, a lead-in and a traced one
+        (5, 4, (0, 2), 5),
+        (5, 3, (0, 1), 5),
+        (5, 2, None, 7),
+        (5, 0, None, 6),
+        (2, 6, (1, 3), 5),  # a step of warm-up as well
+        (2, 5, (1, 2), 5),
+    ],
+)
+def test_a_window_is_shortened_or_postponed_if_the_loop_ends_before_it(
+    done: int, left: int | None, window: tuple[int, int] | None, next_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[tuple[int, int | None]]()
+
+    def passes(plan: Plan, **_: Any) -> Any:
+        asked.append((plan.warmup or 0, plan.steps))
+        return (turn for turn in ["a turn"])
+
+    monkeypatch.setattr("perfnb.loop.driver.loop_passes", passes)
+    profiler = LoopProfiler(at=5, steps=3, traced=1, memory=False, flops=False, left=lambda: left)
+    profiler.done = done
+    assert profiler._open() == (window is not None)
+    assert asked == [window] * (window is not None)
+    assert profiler.next_at == next_at
+    profiler.close()
 
 
 def test_the_first_steps_become_one_unless_there_is_a_profile_of_them() -> None:
