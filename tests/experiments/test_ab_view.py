@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from perfnb.bench.quality import Loss
 from perfnb.draw.as_text import document_text
 from perfnb.draw.document import Document, Effects, Strip, Table
 from perfnb.experiments.ab_test import ABTest
-from perfnb.experiments.compared_figures import NOT_COMPARED
-from tests.experiments.ab_samples import EXAMPLES, SILENT, experiment, figures
+from perfnb.experiments.compared_figures import NOT_COMPARED, Quality
+from tests.experiments.ab_samples import EXAMPLES, JUDGED, SILENT, experiment, figures
 from tests.samples import texts
 from tests.samples.experiments import DOCUMENTS
 
@@ -108,9 +109,15 @@ def test_effects_and_table_have_the_same_ratio_and_say_where_the_medians_differ(
     assert not any(EXAMPLES["accept"]._document().sections[2].details)  # type: ignore[union-attr]
 
 
-def test_no_effect_is_drawn_of_what_is_better_if_larger() -> None:
-    labels = [row.label for row in EXAMPLES["judged"]._document().sections[0].rows]  # type: ignore[union-attr]
-    assert labels == ["step time", "p95 step", "loss: val_loss", "loss: 1 - F1"]
+def test_no_effect_is_drawn_of_what_is_better_if_larger_or_has_no_ratio() -> None:
+    losses = Loss("val_loss", 0.312, 0.310, 0.32), Loss("1 - F1", 0.0, 0.09)  # no axis of ratios has a 0
+    for quality, drawn in (
+        (JUDGED, ["loss: val_loss", "loss: 1 - F1"]),
+        (Quality(losses, "function"), ["loss: val_loss"]),
+    ):
+        effects = figures(quality=quality)._document().sections[0]
+        assert isinstance(effects, Effects)
+        assert [row.label for row in effects.rows] == ["step time", "p95 step", *drawn]
 
 
 @pytest.mark.parametrize(
