@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import pytest
 import perfnb
 from perfnb.bench import rounds as bench
 from perfnb.bench import timing
-from perfnb.stats.planning import steps_in_block, still_needed
+from perfnb.stats.planning import Planned, steps_in_block, still_needed
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -115,6 +116,51 @@ def test_with_batches_each_step_has_its_own(clock: Clock) -> None:
     made = perfnb.time_step(lambda batch: step(), [1, 2])
 
     assert (made.block, made.steps) == (1, 20)
+
+
+@pytest.mark.parametrize(
+    ("given", "planned", "more", "left_s", "most", "ran", "wanted"),
+    [
+        (10, (50, 40), [0], 1000, 100, [30], 40),
+        (45, (50, 40), [0], 1000, 100, [], 40),
+        (10, (50, 40), [15, 0], 1000, 100, [30, 15], 55),
+        (10, (50, 40), [15], 61, 100, [30], 55),  # after 30 blocks, there is no time for another one
+        (10, (99, 40), [15], 61, 100, [30], 99),
+        (10, (50, 40), [15, 12], 62, 100, [30, 1], 55),
+        (10, (50, 40), [15, 15], 1000, 42, [30, 2], 42),
+    ],
+)
+def test_blocks_are_timed_until_no_more_are_needed_or_affordable(
+    given: int,
+    planned: tuple[int, int],
+    more: list[int],
+    left_s: int,
+    most: int,
+    ran: list[int],
+    wanted: int,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each block takes two steps of a second."""
+    begin, asked, needed = clock.perf_counter(), list[int](), iter(more)
+
+    def rounds(orders: Iterable[object], *, pass_name: str, planned: int, until: float, repeat: int) -> np.ndarray:
+        assert (len(list(orders)), pass_name, until, repeat) == (planned, "timed", begin + left_s, 2)
+        asked.append(planned)
+        clock.now_ns += 2 * planned * 10**9
+        return np.full((1, planned), 2000.0)
+
+    def plan(pilot: list[float], budget_s: float) -> Planned:
+        assert (pilot, budget_s) == ([1000.0, 999.0], left_s / 2)
+        return Planned(planned[1], planned[0])
+
+    monkeypatch.setattr(timing, "plan_steps", plan)
+    monkeypatch.setattr(timing, "still_needed", lambda samples: next(needed))
+    monkeypatch.setattr(timing, "MOST_SAMPLES", most)
+    samples, steps = timing._until_known(
+        SimpleNamespace(rounds=rounds), [1000.0] * given, [1000.0, 999.0], begin + left_s, 2
+    )
+    assert (samples, steps, asked) == ([1000.0] * max(40, 10 + sum(ran)), 2 * wanted, ran)
 
 
 def test_a_clock_that_stands_still_asks_for_no_more() -> None:

@@ -281,6 +281,7 @@ def test_ops_outside_every_layer_are_noted_above_five_percent_of_the_step(outsid
     found = [note for note in notes_of(hand.recording()) if note.startswith("More than 5 %")]
     said = "More than 5 % of the step is not attributed to any layer: its ops ran outside every module call."
     assert found == [said] * noted
+    assert (said in _of_the_layers_of(hand.recording(trace={}))) == noted
 
 
 def test_recomputation_is_noted() -> None:

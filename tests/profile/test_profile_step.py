@@ -74,6 +74,13 @@ def test_the_name_is_the_steps_unless_given(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
+def test_names_that_are_not_those_of_variables_are_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "run_profile", lambda step, batches, **options: options["labels"])
+    net, head = nn.Tanh(), nn.Tanh()
+    labels: Any = perfnb.profile_step(lambda: head(net), model={"net": net, "top": head})
+    assert labels == ["top"]
+
+
 def test_the_step_time_is_measured_without_hooks_and_profiler() -> None:
     """The timed pass is bare: only warm-up before it, and nothing installed while it runs."""
     hooks: list[int] = []
