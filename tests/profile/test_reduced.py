@@ -48,10 +48,12 @@ def test_a_reduced_profile_reports_the_same(whole: Profile, tmp_path: Path) -> N
 
 def test_what_needs_the_trace_is_refused(whole: Profile, tmp_path: Path) -> None:
     reduced = whole._reduced()
-    for name in ("compiled", "compiled_regions", "collectives", "memory", "allocations", "roofline", "events"):
-        if name not in REDUCED_TABLES:
-            with pytest.raises(RecordingError, match="create the profile with keep_trace=True"):
-                getattr(reduced, name)
+    needed = ("compiled", "compiled_regions", "collectives", "memory", "allocations", "roofline", "events", "queue")
+    needed += ("kernel_ops", "gpu_steps", "gpu_idle", "launches", "critical_path", "path_savings")
+    assert not {*needed} & {*REDUCED_TABLES}
+    for name in needed:
+        with pytest.raises(RecordingError, match="create the profile with keep_trace=True"):
+            getattr(reduced, name)
     with pytest.raises(RecordingError, match="create the profile with keep_trace=True"):
         reduced.save_trace(tmp_path / "t.json")
     assert not list(tmp_path.iterdir())
