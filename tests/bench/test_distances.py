@@ -101,6 +101,7 @@ def test_what_differs_is_said(first: Any, second: Any, words: str) -> None:
         (ONE, ONE, 1e-4, "float32"),
         (ONE.double(), ONE.double(), 1e-6, "float64"),
         (ONE, ONE.to(torch.bfloat16), 2e-2, "bfloat16"),
+        (ONE.half(), ONE, 2e-2, "float16"),
         (1.0, 1.0, 1e-4, "float32"),
         (3, 3, 0.0, ""),
         (torch.tensor([1, 2]), torch.tensor([1, 2]), 0.0, ""),

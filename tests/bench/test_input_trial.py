@@ -111,6 +111,34 @@ def test_each_kind_of_block_runs_what_it_says() -> None:
     assert trial.conditions.step == called[0]
 
 
+@pytest.mark.parametrize(
+    ("kind", "pace_ns", "workers", "counts"),
+    [
+        ("together", 49_999, 3, (2, 2)),  # too fast to gain anything from prefetching
+        ("together", 50_000, 0, (64 + 1 + 2, 1 + 2)),
+        ("loader", 50_000, 3, (64 + 3 + 2, 3 + 2)),
+        ("iteration", 50_000, 3, (64 + 2, 0)),
+        ("model", 50_000, 3, (0, 2)),
+    ],
+)
+def test_prepared_batches_and_a_burst_of_the_workers_come_before_a_block(
+    kind: str, pace_ns: int, workers: int, counts: tuple[int, int]
+) -> None:
+    model, made = Slow(0), [0]
+
+    def batches() -> Iterator[Tensor]:
+        while True:
+            made[0] += 1
+            yield torch.ones(2, 4)
+
+    with InputTrial(model, batches, [model], {}) as trial:
+        trial.learn()
+        trial._pace_ns, trial.workers = pace_ns, workers
+        before = made[0], trial.conditions.step
+        trial.block(kind, 2)
+        assert (made[0] - before[0], trial.conditions.step - before[1]) == counts
+
+
 def test_a_block_starts_and_ends_when_the_device_is_idle(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work that is still queued on the device belongs to what came before, and the block's own work to the block."""
     ran, x = list[str](), torch.ones(2, 4)
@@ -283,6 +311,7 @@ EVEN = {"together": 4.0, "model": 4.0}
         (EVEN, 10.0, {"workers": 2}, 4),  # a multiple of the workers
         (EVEN, 10.0, {"workers": 3}, 6),  # twice the workers
         ({"together": 0.1, "model": 0.1}, 100.0, {}, 64),
+        ({"together": 0.1, "model": 0.1}, 0.05, {}, 20),
         (EVEN, 0.401, {}, 4),  # after the pilot, 12 rounds take 384 ms
         (EVEN, 0.399, {}, 3),
         (EVEN, 1.051, {"extra_s": 0.025}, 4),  # 50 ms of a round of 82 ms are for other work

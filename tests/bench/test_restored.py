@@ -22,7 +22,6 @@ from perfnb.bench.restored import Restored, kept_attributes, kept_positions
 from perfnb.errors import CaptureError
 from perfnb.remedies.state import fingerprint
 from perfnb.remedies.subject import Subject
-from perfnb.step.namespace import reachable
 
 X = torch.randn(8, 4)
 
@@ -425,29 +424,25 @@ def test_sparse_gradients_and_tensors_of_inference_mode_are_put_back() -> None:
     same((table.weight.detach(), table.weight.grad.to_dense(), frozen.running_mean.clone()), before)
 
 
-def test_what_is_reached_is_bounded_and_loops_end() -> None:
-    loop: list[Any] = []
-    loop.append(loop)
-    many = [[Tensor() for _ in range(100)] for _ in range(250)]
-
-    class Refuses:
-        def __getattribute__(self, name: str) -> Any:
-            raise RuntimeError(name)
-
-    found = list(reachable([loop, many, Refuses()]))
-    assert loop in found
-    assert len(found) <= 20_000
-
-
-def test_an_expanded_part_of_larger_memory_is_left_alone_and_the_rest_is_put_back() -> None:
-    model = nn.Linear(2, 2)
+def test_tensors_without_values_of_their_own_are_left_alone_and_the_rest_is_put_back() -> None:
+    model, lazy = nn.Linear(2, 2, bias=False), nn.LazyLinear(2)
     model.register_buffer("shared", torch.zeros(100)[:1].expand(32))
     weight = model.weight.detach().clone()
 
-    with Restored([model], []), torch.no_grad():
+    with Restored([model, lazy], []), torch.no_grad():
         model.weight += 1
 
     assert torch.equal(model.weight, weight)
+    assert model.bias is None
+    assert lazy.has_uninitialized_params()
+
+
+def test_containers_are_searched_four_deep_and_for_a_thousand_values() -> None:
+    nested: Any = 7
+    for _ in range(6):
+        nested = [nested]
+    assert len(restored.contents([nested])) == 1 + 4
+    assert len(restored.contents([list(range(1001))])) == 1 + 1000
 
 
 def test_one_tensor_that_cannot_be_put_back_does_not_keep_others_from_it(monkeypatch: pytest.MonkeyPatch) -> None:

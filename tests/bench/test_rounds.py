@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections import UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -56,6 +56,43 @@ def test_durations_are_those_of_the_steps(clock: FakeClock) -> None:
 
     assert slow.tolist() == [(20_000_000 + LOOK_NS) / 1e6] * 6
     assert fast.tolist() == [(1_000_000 + LOOK_NS) / 1e6] * 6
+
+
+def test_every_time_that_counts_is_told_to_what_watches_for_disturbances(clock: FakeClock) -> None:
+    spans: list[float] = []
+
+    class Watching(SimpleNamespace):
+        def ended(self, begin: int, end: int) -> None:
+            assert self.running
+            self.running = False
+            spans.append(round((end - begin) / 1e6))
+
+    def watched(*steps: Callable[[], None]) -> Bench:
+        bench = Bench(steps)
+        bench.conditions = Watching(step=0, __enter__=None)  # type: ignore[assignment]
+        return bench
+
+    slow, fast = (lambda: clock.pass_exactly(20)), (lambda: clock.pass_exactly(1))
+    pair = watched(slow, fast)
+    pair.rounds([(0, 1)])
+    pair.blocks([(1, 0)], lead=1, turns=3, parts=2)
+    watched(slow).rounds([(0,)], repeat=4)
+    assert spans == [20, 1, 3, 3, 60, 60, 80]
+
+
+def test_batches_are_closed_with_the_bench() -> None:
+    closed: list[bool] = []
+
+    def batches() -> Iterator[int]:
+        try:
+            yield from (1, 2, 3)
+        finally:
+            closed.append(True)
+
+    with Bench([lambda batch: None], batches) as bench:
+        bench.rounds([(0,)])
+        assert closed == []
+    assert closed == [True]
 
 
 def test_the_wait_for_data_belongs_to_a_step_alone(clock: FakeClock) -> None:
@@ -236,6 +273,7 @@ def test_a_result_is_kept_as_it_was_though_the_next_step_writes_to_its_memory() 
 
     for result, value in ((first, 1.0), (second, 2.0)):
         plain, (of_numpy,), mapping, output, pair, _, kept = result
+        assert (plain is shared) == (value == 1.0)  # nothing is written to the last one
         for tensor in (plain, mapping["a"], output.logits, pair.first):
             assert tensor.tolist() == [value, value]
         assert of_numpy.tolist() == [value, value]

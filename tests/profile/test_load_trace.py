@@ -263,21 +263,3 @@ def test_what_the_trace_says_of_itself_is_in_meta(tmp_path: Path) -> None:
     assert meta["trace"]["thread_names"] == [[MAIN, BACKWARD, "pt_autograd_0"]]
     assert meta["environment"]["gpus"] == ["Small GPU"]
     json.dumps(meta)
-
-
-@pytest.mark.parametrize(
-    ("listed", "name"),
-    [
-        ([(0, "Small GPU")], "Small GPU"),  # numbers differ, but there is one kind
-        ([(0, "Small GPU"), (1, "Small GPU")], "Small GPU"),
-        ([(0, "Small GPU"), (1, "Large GPU")], "GPU 9"),
-        ([(0, "Small GPU"), (9, "Large GPU")], "Large GPU"),
-        ([(0, "")], "GPU 9"),
-        ([], "GPU 9"),
-    ],
-)
-def test_a_gpu_is_named_where_only_one_kind_is_listed(listed: list[tuple[int, str]], name: str, tmp_path: Path) -> None:
-    trace = Written(deviceProperties=[{"id": number, "name": word} for number, word in listed])
-    trace.op("aten::mm", 5, 10).kernel("k", 6, 20, 30, device=9)
-
-    assert loaded(trace, tmp_path).meta["environment"]["gpus"] == [name]
