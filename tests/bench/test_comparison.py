@@ -11,7 +11,6 @@ import torch
 
 import perfnb
 from perfnb.errors import CaptureError
-from perfnb.quantities import share
 from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -116,17 +115,3 @@ def test_what_makes_no_sense_is_refused() -> None:
         perfnb.time_step(3)  # type: ignore[arg-type]
     with pytest.raises(CaptureError, match="batches"):
         perfnb.time_step(lambda batch: None, [])
-
-
-def test_a_step_against_itself(busy: Busy, tmp_path: Path) -> None:
-    whole = perfnb.system_check(tmp_path, resolution=busy(1.0), budget_s=2)
-    check = whole.resolution
-
-    assert check is not None
-    found = [check.detectable_in(seconds) for seconds in (10, 60)]
-    assert found[0] is not None
-    assert found[1] is not None
-    assert found[0] > found[1] > 0
-    assert f"A difference of {share(found[0])} can be resolved in 10 s" in str(check)
-    assert perfnb.system_check(tmp_path).resolution is None
-    assert "<table>" in check._repr_mimebundle_()["text/html"]

@@ -59,24 +59,20 @@ def test_durations_are_those_of_the_steps(clock: FakeClock) -> None:
 
 
 def test_every_time_that_counts_is_told_to_what_watches_for_disturbances(clock: FakeClock) -> None:
-    spans: list[float] = []
+    spans, state = list[float](), SimpleNamespace(step=0)
 
-    class Watching(SimpleNamespace):
-        def ended(self, begin: int, end: int) -> None:
-            assert self.running
-            self.running = False
-            spans.append(round((end - begin) / 1e6))
+    def ended(begin: int, end: int) -> None:
+        spans.append(round((end - begin) / 1e6))
+        assert state.running
+        state.running = False
 
-    def watched(*steps: Callable[[], None]) -> Bench:
-        bench = Bench(steps)
-        bench.conditions = Watching(step=0, __enter__=None)  # type: ignore[assignment]
-        return bench
-
-    slow, fast = (lambda: clock.pass_exactly(20)), (lambda: clock.pass_exactly(1))
-    pair = watched(slow, fast)
+    state.ended = ended
+    steps = [lambda: clock.pass_exactly(20), lambda: clock.pass_exactly(1)]
+    pair, alone = Bench(steps), Bench(steps[:1])
+    pair.conditions = alone.conditions = state  # type: ignore[assignment]
     pair.rounds([(0, 1)])
     pair.blocks([(1, 0)], lead=1, turns=3, parts=2)
-    watched(slow).rounds([(0,)], repeat=4)
+    alone.rounds([(0,)], repeat=4)
     assert spans == [20, 1, 3, 3, 60, 60, 80]
 
 

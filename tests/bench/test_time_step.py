@@ -119,47 +119,36 @@ def test_with_batches_each_step_has_its_own(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "planned", "more", "left_s", "most", "ran", "wanted"),
+    ("given", "needed", "more", "left_s", "ran", "wanted"),
     [
-        (10, (50, 40), [0], 1000, 100, [30], 40),
-        (45, (50, 40), [0], 1000, 100, [], 40),
-        (10, (50, 40), [15, 0], 1000, 100, [30, 15], 55),
-        (10, (50, 40), [15], 61, 100, [30], 55),  # after 30 blocks, there is no time for another one
-        (10, (99, 40), [15], 61, 100, [30], 99),
-        (10, (50, 40), [15, 12], 62, 100, [30, 1], 55),
-        (10, (50, 40), [15, 15], 1000, 42, [30, 2], 42),
+        (10, 50, [0], 1000, [30], 40),
+        (45, 50, [0], 1000, [], 40),
+        (10, 50, [15, 0], 1000, [30, 15], 55),
+        (10, 50, [15], 61, [30], 55),  # after 30 blocks, there is no time for another one
+        (10, 99, [15], 61, [30], 99),
+        (10, 50, [15, 12], 62, [30, 1], 55),
+        (10, 50, [35, 35], 1000, [30, 30], 70),  # no more than 70 are allowed
     ],
 )
 def test_blocks_are_timed_until_no_more_are_needed_or_affordable(
-    given: int,
-    planned: tuple[int, int],
-    more: list[int],
-    left_s: int,
-    most: int,
-    ran: list[int],
-    wanted: int,
-    clock: Clock,
-    monkeypatch: pytest.MonkeyPatch,
+    given: int, needed: int, more: list[int], left_s: int, ran: list[int], wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each block takes two steps of a second."""
-    begin, asked, needed = clock.perf_counter(), list[int](), iter(more)
+    """The pilot plans 40 blocks, each of which takes two steps of a second."""
+    now, asked, pilot = SimpleNamespace(s=100.0), list[int](), [1000.0, 999.0]
 
     def rounds(orders: Iterable[object], *, pass_name: str, planned: int, until: float, repeat: int) -> np.ndarray:
-        assert (len(list(orders)), pass_name, until, repeat) == (planned, "timed", begin + left_s, 2)
+        assert (len(list(orders)), pass_name, until, repeat) == (planned, "timed", 100.0 + left_s, 2)
         asked.append(planned)
-        clock.now_ns += 2 * planned * 10**9
+        now.s += 2 * planned
         return np.full((1, planned), 2000.0)
 
-    def plan(pilot: list[float], budget_s: float) -> Planned:
-        assert (pilot, budget_s) == ([1000.0, 999.0], left_s / 2)
-        return Planned(planned[1], planned[0])
-
-    monkeypatch.setattr(timing, "plan_steps", plan)
-    monkeypatch.setattr(timing, "still_needed", lambda samples: next(needed))
-    monkeypatch.setattr(timing, "MOST_SAMPLES", most)
-    samples, steps = timing._until_known(
-        SimpleNamespace(rounds=rounds), [1000.0] * given, [1000.0, 999.0], begin + left_s, 2
-    )
+    plans = {(*pilot, left_s / 2): Planned(40, needed)}
+    monkeypatch.setattr(timing, "plan_steps", lambda pilot, budget_s: plans[(*pilot, budget_s)])
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now.s))
+    monkeypatch.setattr(timing, "still_needed", lambda samples: more.pop(0))
+    monkeypatch.setattr(timing, "MOST_SAMPLES", 70)
+    bench = SimpleNamespace(rounds=rounds)
+    samples, steps = timing._until_known(bench, [1000.0] * given, pilot, 100.0 + left_s, 2)
     assert (samples, steps, asked) == ([1000.0] * max(40, 10 + sum(ran)), 2 * wanted, ran)
 
 

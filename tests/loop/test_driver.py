@@ -166,10 +166,11 @@ def test_compiled_code_is_not_counted_and_the_notes_say_so() -> None:
 
 def test_saved_profiles_are_loaded_when_asked_for(tmp_path: Path) -> None:
     profiler = run(Training(30), at=[3, 20], save=tmp_path / "runs", **LITTLE)
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["step_000003", "step_000020"]
     assert isinstance(profiler.profiles[-1], Profile)
     assert profiler.profiles[-1].meta["loop"] == {"step": 20, "batches": 1}
     assert len(profiler.profiles[:]) == 2
+    assert profiler.profiles.paths == [tmp_path / "runs" / "step_000003", tmp_path / "runs" / "step_000020"]
+    assert repr(profiler.profiles) == "<2 profiles, at steps 3, 20>"
 
 
 def test_the_users_function_is_called_and_its_errors_are_theirs() -> None:

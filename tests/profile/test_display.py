@@ -128,21 +128,13 @@ def test_a_long_timeline_is_kept_for_the_page(notebook, monkeypatch, whole):
 
 
 def test_a_page_has_the_timeline_with_the_row_of_each_layer(monkeypatch):
-    asked = []
-
-    def packed(timeline, rows, limit):
-        asked.append((timeline, rows, limit))
-        return b"packed", {"whole": True}
-
-    monkeypatch.setattr(display, "timeline_bytes", packed)
+    monkeypatch.setattr(display, "timeline_bytes", lambda timeline, rows, limit: (b"packed", {"rows": rows}))
     monkeypatch.setattr(display, "report_document", lambda summary, timeline, facts: (timeline, facts))
     monkeypatch.setattr(display, "document_page", lambda document, packed: (document, packed))
     summary = summaries.small_cnn()
-    second = summary.layers.index[1]
-    timeline = SimpleNamespace(layers=["in no table", second])
+    timeline = SimpleNamespace(layers=["in no table", summary.layers.index[1]])
     assert display.standalone_page(summary) == ((None, None), b"")
-    assert display.standalone_page(summary, timeline) == ((timeline, {"whole": True}), b"packed")
-    assert asked == [(timeline, [-1, 1], display.PAGE_BYTES)]
+    assert display.standalone_page(summary, timeline) == ((timeline, {"rows": [-1, 1]}), b"packed")
 
 
 def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:

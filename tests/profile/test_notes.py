@@ -343,24 +343,6 @@ def test_what_a_trace_lacks_is_noted(tmp_path: Path) -> None:
     assert "1 events end before they start. Their durations are counted as zero." in said
 
 
-def test_spans_without_names_are_noted(tmp_path: Path) -> None:
-    profile = perfnb.load(training(1).write(tmp_path / "trace.json"))
-    assert isinstance(profile, perfnb.Profile)
-    recording = profile._recording
-
-    def noted(modules: pd.DataFrame) -> bool:
-        found = notes_module._of_the_trace(replace(recording, modules=modules))
-        return any(note.startswith("perfnb's spans in this trace do not name modules") for note in found)
-
-    modules = recording.modules
-    nameless = modules.assign(module=pd.Series([None] * len(modules), dtype=modules["module"].dtype))
-    assert noted(nameless)
-    assert not noted(modules)
-    assert not noted(nameless.iloc[:0])
-    nameless.loc[0, "module"] = "Net"
-    assert not noted(nameless)
-
-
 def test_a_trace_without_marks_or_host_is_noted(tmp_path: Path) -> None:
     unmarked = loaded_notes(Written().op("aten::mm", 0, 90), tmp_path)
     assert unmarked[0] == (

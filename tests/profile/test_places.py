@@ -60,13 +60,6 @@ def test_a_long_line_is_named_by_what_changes(tmp_path: Path) -> None:
     assert rewritten([str(path)], "SGD", "opt", fused=1) == "# torch.optim.SGD(..., fused=1)  # long.py:1"
 
 
-def test_a_line_of_160_characters_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "long.py"
-    path.write_text(f"a = A({'x' * 144})\nb = B({'x' * 145})\n")
-    assert rewritten([str(path)], "A", None, fused=1) == f"a = A({'x' * 144}, fused=1)  # long.py:1"
-    assert rewritten([str(path)], "B", None, fused=1, foreach=None) == "# B(..., fused=1)  # long.py:2"
-
-
 @pytest.mark.parametrize("text", ["SGD(", "SGD\0", "(" * 500 + "SGD" + ")" * 500])
 def test_a_file_that_is_no_python_is_passed_over(text: str, tmp_path: Path) -> None:
     path = tmp_path / "broken.py"

@@ -240,46 +240,36 @@ def test_a_step_that_runs_out_of_memory_has_an_incomplete_profile(
 
 
 @pytest.mark.parametrize(
-    ("stacks", "watch", "ranks", "share", "sampler", "worth", "made"),
+    ("options", "ranks", "share", "sampler", "worth", "made"),
     [
-        ("auto", False, 1, 0.15, None, False, ["recording"]),
-        ("auto", False, 1, 0.151, "sampler", True, ["recording", "later"]),
-        ("auto", True, 1, 0.15, None, False, ["recording", "later"]),
-        ("auto", False, 2, 0.9, None, None, ["recording"]),  # the other ranks would wait
-        (True, True, 1, 0.9, "sampler", None, ["recording"]),
-        (False, False, 1, 0.9, None, None, ["recording"]),
+        ({"stacks": "auto"}, 1, 0.15, None, False, ["recording"]),
+        ({"stacks": "auto"}, 1, 0.151, "sampler", True, ["recording", "later"]),
+        ({"stacks": "auto", "watch": True}, 1, 0.15, None, False, ["recording", "later"]),
+        ({"stacks": "auto"}, 2, 0.9, None, None, ["recording"]),  # the other ranks would wait
+        ({"stacks": True, "watch": True}, 1, 0.9, "sampler", None, ["recording"]),
+        ({"stacks": False}, 1, 0.9, None, None, ["recording"]),
     ],
 )
 def test_code_is_sampled_on_request_or_if_the_hosts_share_is_large_and_no_rank_waits(
-    stacks: Any,
-    watch: bool,
-    ranks: int,
-    share: float,
-    sampler: Any,
-    worth: bool | None,
-    made: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+    options: Any, ranks: int, share: float, sampler: Any, worth: Any, made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    capture, recording = SimpleNamespace(sampler=sampler, failure=None), ByHand().step(0, 9).recording()
-    found, calls = list[Any](), list[str]()
+    capture, found, calls = SimpleNamespace(sampler=sampler, failure=None), list[Any](), list[str]()
 
     def capture_step(*_: Any, stacks: bool, worth_sampling: Any, **__: Any) -> Any:
         found.extend([stacks, None if worth_sampling is None else worth_sampling(capture)])
         return capture
 
     def made_by(word: str) -> Callable[..., Any]:
-        return lambda *_: calls.append(word) or recording
+        return lambda *_: calls.append(word) or ByHand().step(0, 9).recording()
 
     monkeypatch.setattr("perfnb.step.pass_order.capture_step", capture_step)
-    monkeypatch.setattr("perfnb.step.to_recording.recording_of", made_by("recording"))
-    monkeypatch.setattr("perfnb.step.to_recording.with_later", made_by("later"))
+    for name, word in (("recording_of", "recording"), ("with_later", "later")):
+        monkeypatch.setattr(f"perfnb.step.to_recording.{name}", made_by(word))
     monkeypatch.setattr("perfnb.step.environment.place_in_job", lambda: {"world_size": ranks} if ranks > 1 else None)
     monkeypatch.setattr("perfnb.telemetry.watcher.Watcher", lambda interval_s: nullcontext(interval_s))
     monkeypatch.setattr(Analysis, "host_share", share)
-
-    profiling.run_profile(print, None, plan=None, models=None, namespace={}, stacks=stacks, watch=watch, quiet=True)
-    assert found == [stacks is True, worth]
-    assert calls == made
+    profiling.run_profile(print, None, plan=None, models=None, namespace={}, quiet=True, **options)
+    assert (found, calls) == ([options["stacks"] is True, worth], made)
 
 
 def test_ceilings_that_a_layer_exceeds_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
