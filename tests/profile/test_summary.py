@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,7 @@ import perfnb
 from perfnb.diff.comparison import ProfileComparison
 from perfnb.draw.document import Figure
 from perfnb.errors import RecordingError
-from perfnb.profile.outcome import origin, outcome_of
+from perfnb.profile.outcome import outcome_of
 from perfnb.profile.profile import Profile
 from perfnb.profile.report import _figures, report_document
 from perfnb.profile.summary import Summary, device_words, hot_path, summarize
@@ -262,15 +261,6 @@ def test_a_profile_is_shown_with_its_timeline_and_its_step(monkeypatch: pytest.M
     summary, timeline, again, step = shown
     assert (summary, step, again()) == (p._summary, kept, p._timeline)
     assert len(timeline.of("stream")) == 1
-
-
-def test_this_process_is_the_origin_of_results_if_it_uses_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {"host": "lab", "torch": "2.9", "at": "now"}
-    monkeypatch.setattr("perfnb.step.environment.provenance", lambda: found)
-    monkeypatch.setitem(sys.modules, "torch", sys.modules["torch"])
-    assert origin.__wrapped__() == {"host": "lab", "torch": "2.9"}
-    monkeypatch.delitem(sys.modules, "torch")
-    assert origin.__wrapped__() == {}
 
 
 def test_a_trace_is_compressed_if_its_name_says_so(tmp_path: Path) -> None:
