@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,8 @@ def test_a_step_is_timed_with_its_warm_up_apart(busy: Busy) -> None:
         nonlocal count
         count += 1
         busy(8.0 if count <= 10 else 2.0)()
+        if count in (5, 25):
+            gc.collect()
 
     timing = perfnb.time_step(step, [torch.ones(16, 2)], budget_s=3)
 
@@ -49,6 +52,9 @@ def test_a_step_is_timed_with_its_warm_up_apart(busy: Busy) -> None:
     assert timing.throughput_per_s == pytest.approx(16e3 / timing.median_ms)
     assert len(timing.warmup_ms) + timing.steps == count
     assert timing.noise["cpus"] >= 1
+    paused = [place for place, _ in timing.noise["gc_pauses"]]  # counted from the first step after the warm-up
+    assert 24 - len(timing.warmup_ms) in paused
+    assert min(paused) >= 0
     assert "warm-up step" in str(timing)
 
 

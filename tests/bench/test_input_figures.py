@@ -75,18 +75,6 @@ def test_any_times_give_a_verdict_and_a_page(rows: list[tuple[float, ...]]) -> N
     assert max(map(len, document_text(input_bound_document(figures)).splitlines())) <= 100
 
 
-def test_text_and_page_say_what_was_found() -> None:
-    shown = input_bound_text(planted(30, 5))
-
-    assert shown.startswith(
-        "perfnb · input test Input-bound: a perfect loader would save up to 29.4 ms [29.1, 29.6] of 34.8 ms"
-    )
-    assert "in sequence" in shown
-    assert "overlap fully" in input_bound_text(planted(30, 20, overlap=1.0))
-    for words in ("together", "loader alone", "model alone", "neither"):
-        assert words in shown
-
-
 def test_no_saving_hides_behind_the_word_balanced() -> None:
     both, hidden = planted(30, 17.5), planted(20, 20, overlap=1.0)
 

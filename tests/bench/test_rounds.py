@@ -296,8 +296,12 @@ def test_queues_and_threads_prefetch_and_those_common_to_all_do_not_count() -> N
     thread.start()
     assert prefetching([takes(thread)]) == sixteen
     assert prefetching([takes(threading.current_thread(), threading.main_thread())]) is None
+    monitor = type("TMonitor", (threading.Thread,), {"__module__": "tqdm._monitor"})(target=stop.wait)
+    monitor.start()
+    assert prefetching([takes(monitor)]) is None
     stop.set()
-    thread.join()
+    for one in (thread, monitor):
+        one.join()
     assert prefetching([takes(thread)]) is None
 
 

@@ -155,30 +155,3 @@ def test_what_a_trace_cannot_tell_is_missing(tmp_path: Path) -> None:
     compared = str(profile.compare(profile))
     assert "a traced step takes" in compared
     assert "peak memory" not in compared
-
-
-@pytest.mark.slow
-def test_profiles_saved_before_there_were_traces_still_load(tmp_path: Path) -> None:
-    import torch
-
-    from tests.step.models import three_linears, training_step
-
-    profile = perfnb.profile_step(
-        training_step(three_linears(), torch.ones(4, 8)), warmup=1, steps=2, traced=2, flops=False
-    )
-    saved = profile.save(tmp_path / "old")
-    for file in saved.glob("table_*"):
-        file.unlink()
-    new = ["process", "external_id", "wait_stream", "wait_correlation", "shapes", "collective", "group"]
-    for file in ("events", "memory_events"):
-        pd.read_parquet(saved / f"{file}.parquet").drop(columns=new).to_parquet(saved / f"{file}.parquet")
-    steps = pd.read_parquet(saved / "steps.parquet")
-    steps.drop(columns=["step", "start_s"]).to_parquet(saved / "steps.parquet")
-
-    old = perfnb.load(saved)
-
-    assert isinstance(old, perfnb.Profile)
-    for table in ("layers", "phases", "ops", "kernels", "gpu_time", "allocations"):
-        pd.testing.assert_frame_equal(getattr(old, table), getattr(profile, table))
-    assert old.events["process"].isna().all()
-    assert str(old) == str(profile)
