@@ -53,7 +53,9 @@ def test_few_rounds_and_much_noise_are_inconclusive() -> None:
     assert "1 round with one block of 4 steps" in one
     assert "no interval yet" in one
     assert "up to" not in one
-    assert planted(20, 19, overlap=0.9, noise=1.0).verdict == "inconclusive"
+    noisy = planted(20, 19, overlap=0.9, noise=1.0, rounds=6)
+    assert noisy.verdict == "inconclusive"
+    assert "The intervals are too wide for a verdict." in input_bound_text(noisy)
 
 
 def test_the_table_holds_medians_with_intervals() -> None:

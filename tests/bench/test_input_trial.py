@@ -17,7 +17,7 @@ from perfnb.bench.design import _steps_of_a_block, input_rounds
 from perfnb.bench.input_figures import KINDS
 from perfnb.bench.input_trial import InputTrial
 from perfnb.errors import CaptureError
-from tests.fake_clock import FakeClock
+from tests.fake_clock import LOOK_NS, FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "clock")
 
@@ -86,7 +86,7 @@ def test_the_pace_is_that_of_the_second_half_of_the_batches(clock: FakeClock) ->
             yield torch.ones(2, 4)
 
     with InputTrial(Slow(0), batches, [Slow(0)], {}) as trial:
-        assert trial.find_pace(0.0) == pytest.approx((20 + 30) / 2, abs=0.01)
+        assert trial.find_pace(0.0) == (20 + 30) / 2 + LOOK_NS / 1e6
 
 
 def test_each_kind_of_block_runs_what_it_says() -> None:
@@ -273,6 +273,22 @@ def test_lists_and_loaders_without_workers_load_nothing_while_the_model_runs(
     model = Slow(0)
 
     with InputTrial(model, batches(), [model], {}) as trial:
+        trial.learn()
+        assert trial.parallel == parallel
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "workers", "found", "parallel"),
+    [(True, 0, None, True), (False, 1, None, True), (False, 0, "threads", True), (False, 0, None, False)],
+)
+def test_a_list_is_loaded_while_the_model_runs_if_something_can_do_so(
+    accelerator: bool, workers: int, found: str | None, parallel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfnb.bench.input_trial.accelerator_in_use", lambda: accelerator)
+    monkeypatch.setattr("perfnb.bench.input_trial.prefetching", lambda _: found)
+    model = Slow(0)
+    with InputTrial(model, [torch.ones(2, 4)], [model], {}) as trial:
+        trial.workers = workers
         trial.learn()
         assert trial.parallel == parallel
 

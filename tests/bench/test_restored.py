@@ -444,6 +444,9 @@ def test_containers_are_searched_four_deep_and_for_a_thousand_values() -> None:
         nested = [nested]
     assert len(restored.contents([nested])) == 1 + 4
     assert len(restored.contents([list(range(1001))])) == 1 + 1000
+    ordered, unordered = [2, 3, 1], {object() for _ in range(99)}
+    assert restored.contents([ordered])[1:] == ordered
+    assert restored.contents([unordered])[1:] == sorted(unordered, key=id)
 
 
 def test_one_tensor_that_cannot_be_put_back_does_not_keep_others_from_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,6 +145,7 @@ def test_each_call_of_a_step_has_its_own_output_and_new_shapes_are_learned() -> 
         assert model(longer).shape == (3, 3)
         assert model(longer).shape == (3, 3)
     assert model.true_calls == 3
+    assert stand_in.called == [model]
     assert stand_in.real_ns > 0
 
 

@@ -61,7 +61,7 @@ def test_a_short_step_without_noise_is_timed_in_twenty_blocks_of_a_millisecond(c
 
     assert made.block == 50
     assert made.samples_ms == (0.02,) * 20
-    assert made.steps == 1000
+    assert (made.steps, made.warmup_ms) == (1000, (0.02,) * 23)  # the steady ones were not timed in blocks
     assert "step 20.0 µs [20.0, 20.0] (95 % interval, median of 20 blocks of 50 steps)" in str(made)
     assert made.quantile_ms(0.5) is None
 
@@ -107,7 +107,7 @@ def test_long_steps_do_not_overrun_the_budget(clock: Clock) -> None:
 def test_as_many_steps_as_asked_for_are_timed_each_by_itself(clock: Clock) -> None:
     made = perfnb.time_step(step_of(clock, lambda rng: 20.0), steps=30)
 
-    assert (made.block, len(made.samples_ms), made.wanted) == (1, 30, 30)
+    assert (made.block, len(made.samples_ms), made.wanted, len(made.warmup_ms)) == (1, 30, 30, 3)
 
 
 def test_with_batches_each_step_has_its_own(clock: Clock) -> None:

@@ -99,6 +99,22 @@ def test_a_trace_without_modules_has_ops(tmp_path: Path) -> None:
     assert in_us(profile.phases["ms"])["backward"] == 220
 
 
+def test_without_steps_the_whole_trace_is_one(tmp_path: Path) -> None:
+    trace = training(1)
+    trace.events = [event for event in trace.events if not event["name"].startswith("ProfilerStep")]
+    for place in range(100):  # more events than the main thread has, but all inside a node of the backward pass
+        trace.op("aten::busy", 621 + place / 2, 621.4 + place / 2, tid=BACKWARD)
+
+    profile = loaded(trace, tmp_path)
+
+    assert profile.steps["wall_ms"].tolist() == [0.98]
+    assert in_us(profile.phases["ms"])["forward"] == 500
+    assert in_us(profile.phases["ms"])["backward"] == 220
+    assert profile.layers.loc["Net_0", "forward_ms"] == 0.5
+    assert len(profile.events) == len(trace.events)
+    assert (profile.events["step"] == 0).all()
+
+
 def test_steps_are_ordered_by_time_and_those_of_one_thread_count(tmp_path: Path) -> None:
     trace = Written()
     for number in (8, 9, 10, 11):
@@ -155,3 +171,30 @@ def test_what_a_trace_cannot_tell_is_missing(tmp_path: Path) -> None:
     compared = str(profile.compare(profile))
     assert "a traced step takes" in compared
     assert "peak memory" not in compared
+
+
+@pytest.mark.slow
+def test_profiles_saved_before_there_were_traces_still_load(tmp_path: Path) -> None:
+    import torch
+
+    from tests.step.models import three_linears, training_step
+
+    profile = perfnb.profile_step(
+        training_step(three_linears(), torch.ones(4, 8)), warmup=1, steps=2, traced=2, flops=False
+    )
+    saved = profile.save(tmp_path / "old")
+    for file in saved.glob("table_*"):
+        file.unlink()
+    new = ["process", "external_id", "wait_stream", "wait_correlation", "shapes", "collective", "group"]
+    for file in ("events", "memory_events"):
+        pd.read_parquet(saved / f"{file}.parquet").drop(columns=new).to_parquet(saved / f"{file}.parquet")
+    steps = pd.read_parquet(saved / "steps.parquet")
+    steps.drop(columns=["step", "start_s"]).to_parquet(saved / "steps.parquet")
+
+    old = perfnb.load(saved)
+
+    assert isinstance(old, perfnb.Profile)
+    for table in ("layers", "phases", "ops", "kernels", "gpu_time", "allocations"):
+        pd.testing.assert_frame_equal(getattr(old, table), getattr(profile, table))
+    assert old.events["process"].isna().all()
+    assert str(old) == str(profile)
