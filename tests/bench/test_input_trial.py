@@ -89,6 +89,20 @@ def test_the_pace_is_that_of_the_second_half_of_the_batches(clock: FakeClock) ->
         assert trial.find_pace(0.0) == (20 + 30) / 2 + LOOK_NS / 1e6
 
 
+@pytest.mark.parametrize(("until_s", "count"), [(0.0, 4), (0.095, 10), (9.0, 64)])
+def test_between_4_and_64_batches_are_taken_to_find_the_pace(until_s: float, count: int, clock: FakeClock) -> None:
+    def batches() -> Iterator[Tensor]:
+        while True:
+            clock.pass_exactly(10)
+            made.append(1)
+            yield torch.ones(2, 4)
+
+    made = list[int]()
+    with InputTrial(Slow(0), batches, [Slow(0)], {}) as trial:
+        trial.find_pace(clock.perf_counter() + until_s)
+    assert len(made) == count
+
+
 def test_each_kind_of_block_runs_what_it_says() -> None:
     model, taken, called = Slow(0), [0], [0]
 

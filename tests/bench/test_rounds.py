@@ -9,7 +9,9 @@ import threading
 import time
 from collections import UserDict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -89,6 +91,45 @@ def test_batches_are_closed_with_the_bench() -> None:
         bench.rounds([(0,)])
         assert closed == []
     assert closed == [True]
+
+
+def test_what_switches_steps_on_and_off_is_around_each_turn_and_takes_no_time(clock: FakeClock) -> None:
+    ran: list[str] = []
+
+    @contextmanager
+    def switched(name: str) -> Iterator[None]:
+        clock.pass_exactly(50)
+        ran.append(f"+{name}")
+        yield
+        clock.pass_exactly(50)
+        ran.append(f"-{name}")
+
+    def step(name: str, batch: torch.Tensor) -> None:
+        clock.pass_exactly(2)
+        ran.append(name)
+
+    names, batches = "ab", [torch.ones(4), torch.ones(5)]
+    steps, switches = ([partial(call, name) for name in names] for call in (step, switched))
+    with Bench(steps, batches, switches=switches) as bench:
+        times = bench.rounds([(1, 0)])
+        assert " ".join(ran) == "+b b -b +a a -a"
+        assert times.round(2).tolist() == [[2.0], [2.0]]
+        assert bench.blocks([(0, 1)], lead=0, turns=2).round(2).tolist() == [[2.0], [2.0]]
+        assert " ".join(ran[6:]) == "+a a a -a +b b b -b"
+    assert bench.sizes == [4, 5]
+
+
+def test_steps_are_waited_for_once_events_have_lagged(monkeypatch: pytest.MonkeyPatch) -> None:
+    lagged, waits = iter([False, True, False, False]), list[bool]()
+    clock = SimpleNamespace(begin=lambda: None, end=lambda ns: None)
+    monkeypatch.setattr("perfnb.bench.rounds.StepClock", lambda wait: waits.append(wait) or clock)
+    monkeypatch.setattr("perfnb.bench.rounds.read_clocks", lambda *_: ([[1e6]], next(lagged)))
+    with Bench([lambda: None]) as bench:
+        bench.rounds([(0,)])
+        bench.rounds([(0,)])
+        bench.blocks([(0,)], lead=0, turns=1)
+        bench.rounds([(0,)])
+    assert waits == [False, False, True, True]
 
 
 def test_the_wait_for_data_belongs_to_a_step_alone(clock: FakeClock) -> None:
