@@ -37,8 +37,10 @@ def evidence(found: RunSummary) -> str:
     return str(found.findings["evidence"].iloc[0])
 
 
-def test_a_run_in_which_all_is_normal() -> None:
+def test_a_run_in_which_all_is_normal(capsys: pytest.CaptureFixture[str]) -> None:
     found = run(usual(N))
+    found.show()
+    assert str(found) in capsys.readouterr().out
     assert found.verdict == "Steady"
     assert found.findings.empty
     assert found.next is None
@@ -227,8 +229,8 @@ def test_a_loaded_run_keeps_and_logs_what_was_found_when_it_was_saved(
     assert saved.bound_ms == found.findings["bound_ms"].iloc[0]
     assert (saved.step_ms, saved.step_ci_ms, saved.data_share) == (found.median_ms, found.ci_ms, found.wait.estimate)
     assert saved.peak_bytes == found._recorded.facts["peak_resident_bytes"] > 0
-    found._recorded.facts["peak_allocated_bytes"] = 7
-    assert found._outcome().peak_bytes == 7
+    found._recorded.facts["peak_allocated_bytes"] = 0
+    assert found._outcome().peak_bytes == 0
 
 
 @pytest.mark.parametrize(("name", "value"), [("ratio", -1.0), ("interval", [1.0]), ("left", -1)])
@@ -310,8 +312,10 @@ def test_two_runs_alike_and_two_too_short() -> None:
     assert short.step["low_ms"].isna().any()
     with pytest.raises(TypeError, match="another run"):
         run(usual(40)).compare("run.perfnb")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="equal_within"):
-        run(usual(40)).compare(run(usual(40)), equal_within=2)
+    for wrong in (1, -0.1, None):
+        with pytest.raises(ValueError, match="equal_within"):
+            run(usual(40)).compare(run(usual(40)), equal_within=wrong)  # type: ignore[arg-type]
+    assert run(usual(40)).compare(run(usual(40)), equal_within=0).equal_within == 0
 
 
 def test_the_format_of_a_saved_run(tmp_path: Path) -> None:

@@ -207,17 +207,21 @@ def test_each_table_is_that_of_the_recording() -> None:
     assert p._measured_here
 
 
-def test_the_tables_of_sampled_code_and_of_collectives_are_those_of_the_analysis(
+def test_the_tables_of_what_may_be_absent_are_those_of_the_analysis(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lines = pd.DataFrame({"self_ms": [1.0]})
     monkeypatch.setattr("perfnb.profile.profile.collective_table", lambda calls, steps: (calls, steps))
-    p = Profile(on_gpu()._recording)
-    vars(p._analysis).update(stacks=SimpleNamespace(record="of Python", lines=lines), collectives="calls")
-    given: Any = p.collectives
-    assert given == ("calls", 1)
-    assert p.lines.equals(lines)
-    assert p.lines is not lines
+    monkeypatch.setattr("perfnb.profile.profile.roofline_result", lambda figures: figures)
+    watch: Any = SimpleNamespace(samples=lines)
+    p = Profile(replace(on_gpu()._recording, watch=watch))
+    stacks = SimpleNamespace(record="of Python", lines=lines)
+    vars(p._analysis).update(stacks=stacks, collectives="calls", roofline="figures")
+    given: Any = (p.collectives, p.roofline)
+    assert given == (("calls", 1), "figures")
+    for table in (p.lines, p.samples):
+        assert table.equals(lines)
+        assert table is not lines
 
 
 def test_the_step_times_are_those_of_the_timed_pass() -> None:
