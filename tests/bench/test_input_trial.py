@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from perfnb.bench.design import _steps_of_a_block, input_rounds
-from perfnb.bench.input_figures import KINDS
 from perfnb.bench.input_trial import InputTrial
 from perfnb.errors import CaptureError
 from tests.fake_clock import LOOK_NS, FakeClock
@@ -103,28 +102,6 @@ def test_between_4_and_64_batches_are_taken_to_find_the_pace(until_s: float, cou
     assert len(made) == count
 
 
-def test_each_kind_of_block_runs_what_it_says() -> None:
-    model, taken, called = Slow(0), [0], [0]
-
-    def batches() -> list[Tensor]:
-        taken[0] += 1
-        return [torch.ones(2, 4)]
-
-    def step(x: Tensor) -> None:
-        called[0] += 1
-        model(x)
-
-    with InputTrial(step, batches, [model], {}) as trial:
-        trial.learn()
-        seen = {}
-        for kind in KINDS:
-            before = taken[0], called[0]
-            trial.block(kind, 3)
-            seen[kind] = taken[0] - before[0], called[0] - before[1]
-    assert seen == {"together": (3, 3), "loader": (3, 3), "model": (0, 3), "rest": (0, 3), "iteration": (3, 0)}
-    assert trial.conditions.step == called[0]
-
-
 @pytest.mark.parametrize(
     ("kind", "pace_ns", "workers", "counts"),
     [
@@ -133,6 +110,7 @@ def test_each_kind_of_block_runs_what_it_says() -> None:
         ("loader", 50_000, 3, (64 + 3 + 2, 3 + 2)),
         ("iteration", 50_000, 3, (64 + 2, 0)),
         ("model", 50_000, 3, (0, 2)),
+        ("rest", 50_000, 3, (0, 2)),
     ],
 )
 def test_prepared_batches_and_a_burst_of_the_workers_come_before_a_block(
