@@ -187,6 +187,7 @@ def test_of_too_many_readings_every_second_one_is_dropped(monkeypatch: pytest.Mo
 def test_peaks_are_those_of_all_readings_and_the_load_is_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     loads = iter([1.0, 2.5, 2.5])
     monkeypatch.setattr("os.getloadavg", lambda: (next(loads), 0.0, 0.0))
+    monkeypatch.setattr(record, "time", SimpleNamespace(perf_counter_ns=lambda: 0))  # a reading takes no time
     monkeypatch.setattr(record, "_allocated_bytes", iter([0, 5, 9, 7]).__next__)
     facts = recorder_of([60.0, 60.0], memory=lambda step: (3 - step) * MIB).recorded().facts
     assert (facts["peak_resident_bytes"], facts["peak_allocated_bytes"], facts["load"]) == (2 * MIB, 9, 2.0)
