@@ -177,10 +177,22 @@ def test_a_job_is_its_slowest_rank_with_the_largest_peak(tmp_path: Path, monkeyp
     assert job.profiles == (("rank_0", 0), ("rank_1", 1), ("rank_3", 3))
 
 
-def test_the_profiles_of_an_entry_are_listed_with_their_ranks(saved: Path) -> None:
-    entries = Catalogue(saved).entries()
-    profiles = {path: entry.profiles for path, entry in entries.items() if entry.profiles}
-    assert profiles == {"a/b/profile": ((".", 0),), "a/job": (("rank_0", 0), ("rank_1", 1))}
+def test_the_facts_of_a_saved_result_come_from_its_outcome_or_from_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def saved(word: str, outcome: Outcome | None = None, **facts: Any) -> SavedEntry:
+        monkeypatch.setattr(journal_index, "facts_in", lambda *_: (facts, outcome))
+        return journal_index._saved(tmp_path / "folder", word)
+
+    bare, known = (Outcome(at=BEGIN, name="x", environment=facts) for facts in ({}, {"threads": 4}))
+    assert saved("run", known, environment={"threads": 2}).environment == {"threads": 4}
+    assert saved("run", bare, environment={"threads": 2}).environment == {"threads": 2}
+    assert saved("run", bare, environment="x").environment == {}
+    names = [entry.outcome and entry.outcome.name for entry in (saved("run", name="mine"), saved("run", name=3))]
+    assert names == ["mine", "folder"]
+    assert [saved(word, bare, rank=3).profiles for word in ("profile", "run")] == [((".", 3),), ()]
+    assert saved("profile", bare, rank=None).profiles == ((".", None),)
+    assert [saved(word, bare, reason="gone").damaged for word in ("run", "unread")] == ["", "gone"]
 
 
 def test_an_added_entry_without_a_result_has_what_was_added_with_it() -> None:
