@@ -114,15 +114,16 @@ def test_what_switches_steps_on_and_off_is_around_each_turn_and_takes_no_time(cl
 
 
 def test_steps_are_waited_for_once_events_have_lagged(monkeypatch: pytest.MonkeyPatch) -> None:
-    lagged, waits = iter([False, True, False, False]), list[bool]()
-    clock = SimpleNamespace(begin=lambda: None, end=lambda ns: None)
+    lagged, waits, marks = iter([False, True, False, False]), list[bool](), list[str]()
+    clock = SimpleNamespace(begin=lambda: marks.append("begin"), end=lambda ns: marks.append("end"))
     monkeypatch.setattr("perfnb.bench.rounds.StepClock", lambda wait: waits.append(wait) or clock)
     monkeypatch.setattr("perfnb.bench.rounds.read_clocks", lambda *_: ([[1e6]], next(lagged)))
     with Bench([lambda: None]) as bench:
         bench.rounds([(0,)])
         bench.rounds([(0,)])
         bench.blocks([(0,)], lead=0, turns=1)
-        bench.rounds([(0,)])
+        bench.rounds([(0,)], repeat=2)
+    assert marks == ["begin", "end"] * 4
     assert waits == [False, False, True, True]
 
 

@@ -132,6 +132,8 @@ def test_blocks_are_timed_until_no_more_are_needed_or_affordable(
 def test_a_clock_that_stands_still_asks_for_no_more() -> None:
     assert still_needed([0.0] * 20) == 0
     assert steps_in_block(0.0) == 10_000
+    bench = SimpleNamespace(rounds=lambda orders, *, planned, **_: np.zeros((1, planned)))
+    assert timing._until_known(bench, [], [0.0, 1.0], 0.0, 1) == ([0.0] * 20, 20)
 
 
 def test_more_is_asked_for_by_the_square_of_what_the_interval_is_too_wide() -> None:
