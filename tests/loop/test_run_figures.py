@@ -166,6 +166,7 @@ def test_memory_of_two_runs_is_compared_where_one_of_them_has_it() -> None:
     other = run_of(RunMemory(130, 90, growth(10.0, None, None)), RunMemory(7, 7, None))
     changes = run_comparison._memory(one, other)
     assert changes.index.tolist() == ["resident", "allocated", "growth of resident"]
+    assert set(changes.dtypes.astype(str)) == {"Float64"}
     assert changes["change_bytes"].isna().tolist() == [False, True, False]
     assert changes.loc["resident", ["a_bytes", "b_bytes", "change_bytes"]].tolist() == [100, 130, 30]
     assert changes.loc["allocated", "b_bytes"] == 7
