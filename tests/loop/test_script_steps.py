@@ -181,7 +181,7 @@ def test_looking_for_variables_keeps_no_object_alive() -> None:
         return seen() is None
 
     tracer = sys.gettrace()
-    sys.settrace(None)  # with a tracer, the variables are left as they are
+    sys.settrace(None)  # a tracer keeps the variables alive
     try:
         assert train()
     finally:
