@@ -277,15 +277,15 @@ def _tensor(tensor: Tensor | None) -> PutBack | None:
     if tensor is None or is_lazy(tensor) or _overlaps(tensor):
         return None
     value, derivable, grad = _copy(tensor), tensor.requires_grad, tensor.grad if tensor.is_leaf else None
-    grad_value = None if grad is None else _copy(grad)
+    put_back_grad = None if grad is None else partial(_refill, grad, _copy(grad))
 
     def put_back() -> None:
         if not _same_bits(tensor, value):  # memory that has not been modified may be read-only
             _refill(tensor, value)
         if tensor.is_leaf and tensor.requires_grad != derivable:
             tensor.requires_grad_(derivable)
-        if grad is not None and grad_value is not None:
-            _refill(grad, grad_value)
+        if put_back_grad is not None:
+            put_back_grad()
         tensor.grad = grad
 
     return put_back

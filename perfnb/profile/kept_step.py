@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MappingProxyType, MethodType
 from typing import Any
 
 Ref = Callable[[], Any]
@@ -91,7 +91,7 @@ def _refs(models: Sequence[Any] | None) -> Ref:
     return found
 
 
-def _ref(value: Any, places: Mapping[str, Any] | None = None, name: str | None = None) -> Ref:
+def _ref(value: Any, places: Mapping[str, Any] = MappingProxyType({}), name: str | None = None) -> Ref:
     """Return a function that returns the value for as long as it exists.
 
     Lists do not support weak references, so they are looked up by name instead.
@@ -103,4 +103,4 @@ def _ref(value: Any, places: Mapping[str, Any] | None = None, name: str | None =
     try:
         return weakref.ref(value)
     except TypeError:
-        return lambda: None if places is None or name is None else places.get(name)
+        return lambda: None if name is None else places.get(name)

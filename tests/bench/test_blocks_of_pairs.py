@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import perfnb
 from perfnb.bench.design import (
@@ -32,45 +32,6 @@ from tests.fake_clock import FakeClock
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.filterwarnings("ignore:This DataLoader will create")]
-
-
-class Slow(Dataset[torch.Tensor]):
-    """Samples that must be waited for, as those of a disk: waiting needs no core of its own."""
-
-    def __init__(self, ms: float, count: int = 10_000) -> None:
-        self._ms, self._count = ms, count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, place: int) -> torch.Tensor:
-        time.sleep(self._ms / 1e3)
-        return torch.ones(4)
-
-
-class Loading:
-    """A step that takes its batches from a loader of its own."""
-
-    def __init__(self, loader_ms: float, workers: int, model_ms: float = 0.0, count: int = 10_000) -> None:
-        self._loader = DataLoader(Slow(loader_ms, count), num_workers=workers)
-        self._model_ms = model_ms
-        self._batches: Any = self._endless()
-
-    def _endless(self) -> Iterator[torch.Tensor]:
-        while True:
-            for batch in self._loader:  # noqa: UP028 - as users write it: the iterator lies in no variable
-                yield batch
-
-    def __call__(self) -> float:
-        total = float(next(self._batches).sum())
-        time.sleep(self._model_ms / 1e3)
-        return total
-
-    def __enter__(self) -> Loading:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._batches = None  # the threads that feed the workers end soon after them: `nothing_left` waits for that
 
 
 class Ahead(queue.Queue[float]):
@@ -213,14 +174,6 @@ def test_a_pilot_plans_the_rounds_that_tell_any_two_steps_apart(
     assert (count, second) == (plan.count, {"planned": plan.count, "until": pytest.approx(100 + until)})
 
 
-def test_where_there_is_no_time_for_blocks_there_is_no_verdict(clock: FakeClock) -> None:
-    report = perfnb.ab_test(stepping(clock, 400), stepping(clock, 1, Ahead(clock, 100, 8)), limits={}, budget_s=0.6)
-
-    assert report.decision == "inconclusive"
-    assert "a fair comparison needs blocks, and there was no time for any" in report.reason
-    assert report.reason.endswith("Raise budget_s.")
-
-
 class Unseen:
     """Batches that are prepared where nobody looks."""
 
@@ -252,13 +205,25 @@ def test_what_works_for_a_step_is_found_where_it_lies() -> None:
 
     assert prefetching([lambda: filled.get()]) == Prefetching("threads", 6)
     assert prefetching([lambda: 1]) is None
-    with Loading(0.0, 2) as step:
-        assert prefetching([step]) is None  # a generator has nothing before its first turn
-        step()
-        assert prefetching([lambda: step()]) == Prefetching("worker processes", 4)
-        assert prefetching([lambda: 1], step._batches) is None
-        assert prefetching([lambda: 1]) == Prefetching("processes", 16)  # somebody's
-        wait_until(lambda: batches_ready(step) in (None, 4))
+
+
+def test_the_workers_of_a_loader_are_found_where_it_lies() -> None:
+    def endless(loader: DataLoader[torch.Tensor]) -> Iterator[torch.Tensor]:
+        while True:
+            for batch in loader:  # noqa: UP028 - as users write it: the iterator lies in no variable
+                yield batch
+
+    batches = endless(DataLoader(torch.ones(10_000, 4), num_workers=2))  # type: ignore[arg-type]
+
+    def step() -> torch.Tensor:
+        return next(batches)
+
+    assert prefetching([step]) is None  # a generator has nothing before its first turn
+    step()
+    assert prefetching([lambda: step()]) == Prefetching("worker processes", 4)
+    assert prefetching([lambda: 1], batches) is None
+    assert prefetching([lambda: 1]) == Prefetching("processes", 16)  # somebody's
+    wait_until(lambda: batches_ready(step) in (None, 4))
 
 
 @pytest.mark.parametrize(("ahead", "sizes"), [(0, [1]), (1, [1, 2]), (3, [1, 2, 4, 8]), (4, [1, 2, 4, 8])])
@@ -370,7 +335,7 @@ def test_hidden_prefetching_is_what_makes_a_step_slower_in_each_row_than_in_the_
         return np.array([uneven, [1.0] * 8])
 
     def blocks(orders: Any, *, lead: int, turns: int, parts: int, pass_name: str) -> np.ndarray:
-        assert sorted(next(orders)) == [0, 1]
+        assert [sorted(order) for order in orders] == [[0, 1]]
         asked.append((lead, turns, parts))
         slow = left.pop(0)
         return np.array([[slow, slow + 0.2, slow, slow + 0.2], [1.0] * 4])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -12,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
-from perfnb.bench.distances import differ, errors_between, worst_difference
+from perfnb.bench.distances import differ, errors_between, kept, worst_difference
 from perfnb.bench.values import DIFFERENT, NOISE, judge_values
 
 ONE = torch.tensor([1.0, 2.0, 4.0])
@@ -30,6 +31,11 @@ class Output:
 
 class Cache:
     """What does not tell whether it is equal."""
+
+
+def quantized(value: torch.Tensor) -> torch.Tensor:
+    with warnings.catch_warnings(action="ignore"):  # torch calls quantized tensors deprecated
+        return torch.quantize_per_tensor(value, 0.5, 0, torch.qint8)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +86,7 @@ def test_what_agrees(first: Any, second: Any) -> None:
         (Output(ONE), Output(ONE, "y"), "the result.kind differs (str)"),
         (ONE[0], 1.01, "the result differs by up to 0.01"),
         (ONE.to_sparse(), (ONE * 2).to_sparse(), "the result differs by up to 1 times"),
+        (quantized(ONE), quantized(ONE + 1), "the result differs by up to 0.25 times"),
     ],
 )
 def test_what_differs_is_said(first: Any, second: Any, words: str) -> None:
@@ -94,6 +101,7 @@ def test_what_differs_is_said(first: Any, second: Any, words: str) -> None:
         (ONE, ONE, 1e-4, "float32"),
         (ONE.double(), ONE.double(), 1e-6, "float64"),
         (ONE, ONE.to(torch.bfloat16), 2e-2, "bfloat16"),
+        (ONE.half(), ONE, 2e-2, "float16"),
         (1.0, 1.0, 1e-4, "float32"),
         (3, 3, 0.0, ""),
         (torch.tensor([1, 2]), torch.tensor([1, 2]), 0.0, ""),
@@ -148,6 +156,14 @@ def test_results_without_numbers_are_not_compared(first: Any, second: Any) -> No
 
     assert not worst.known
     assert worst.words == "a step does not return any tensor or number"
+
+
+def test_a_kept_result_is_a_copy_in_float64() -> None:
+    value = ONE.double()
+    copy = kept(value)
+    value += 1
+    assert copy.tolist() == [1.0, 2.0, 4.0]
+    assert kept(ONE).dtype == torch.float64
 
 
 def test_a_masked_place_hides_no_distance_from_the_truth() -> None:

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from perfnb.bench.design import _steps_of_a_block, input_rounds
-from perfnb.bench.input_figures import KINDS
 from perfnb.bench.input_trial import InputTrial
 from perfnb.errors import CaptureError
-from tests.fake_clock import FakeClock
+from tests.fake_clock import LOOK_NS, FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "clock")
 
@@ -86,29 +85,50 @@ def test_the_pace_is_that_of_the_second_half_of_the_batches(clock: FakeClock) ->
             yield torch.ones(2, 4)
 
     with InputTrial(Slow(0), batches, [Slow(0)], {}) as trial:
-        assert trial.find_pace(0.0) == pytest.approx((20 + 30) / 2, abs=0.01)
+        assert trial.find_pace(0.0) == (20 + 30) / 2 + LOOK_NS / 1e6
 
 
-def test_each_kind_of_block_runs_what_it_says() -> None:
-    model, taken, called = Slow(0), [0], [0]
+@pytest.mark.parametrize(("until_s", "count"), [(0.0, 4), (0.095, 10), (9.0, 64)])
+def test_between_4_and_64_batches_are_taken_to_find_the_pace(until_s: float, count: int, clock: FakeClock) -> None:
+    def batches() -> Iterator[Tensor]:
+        while True:
+            clock.pass_exactly(10)
+            made.append(1)
+            yield torch.ones(2, 4)
 
-    def batches() -> list[Tensor]:
-        taken[0] += 1
-        return [torch.ones(2, 4)]
+    made = list[int]()
+    with InputTrial(Slow(0), batches, [Slow(0)], {}) as trial:
+        trial.find_pace(clock.perf_counter() + until_s)
+    assert len(made) == count
 
-    def step(x: Tensor) -> None:
-        called[0] += 1
-        model(x)
 
-    with InputTrial(step, batches, [model], {}) as trial:
+@pytest.mark.parametrize(
+    ("kind", "pace_ns", "workers", "counts"),
+    [
+        ("together", 49_999, 3, (2, 2)),  # too fast to gain anything from prefetching
+        ("together", 50_000, 0, (64 + 1 + 2, 1 + 2)),
+        ("loader", 50_000, 3, (64 + 3 + 2, 3 + 2)),
+        ("iteration", 50_000, 3, (64 + 2, 0)),
+        ("model", 50_000, 3, (0, 2)),
+        ("rest", 50_000, 3, (0, 2)),
+    ],
+)
+def test_prepared_batches_and_a_burst_of_the_workers_come_before_a_block(
+    kind: str, pace_ns: int, workers: int, counts: tuple[int, int]
+) -> None:
+    model, made = Slow(0), [0]
+
+    def batches() -> Iterator[Tensor]:
+        while True:
+            made[0] += 1
+            yield torch.ones(2, 4)
+
+    with InputTrial(model, batches, [model], {}) as trial:
         trial.learn()
-        seen = {}
-        for kind in KINDS:
-            before = taken[0], called[0]
-            trial.block(kind, 3)
-            seen[kind] = taken[0] - before[0], called[0] - before[1]
-    assert seen == {"together": (3, 3), "loader": (3, 3), "model": (0, 3), "rest": (0, 3), "iteration": (3, 0)}
-    assert trial.conditions.step == called[0]
+        trial._pace_ns, trial.workers = pace_ns, workers
+        before = made[0], trial.conditions.step
+        trial.block(kind, 2)
+        assert (made[0] - before[0], trial.conditions.step - before[1]) == counts
 
 
 def test_a_block_starts_and_ends_when_the_device_is_idle(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,6 +269,22 @@ def test_lists_and_loaders_without_workers_load_nothing_while_the_model_runs(
         assert trial.parallel == parallel
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "workers", "found", "parallel"),
+    [(True, 0, None, True), (False, 1, None, True), (False, 0, "threads", True), (False, 0, None, False)],
+)
+def test_a_list_is_loaded_while_the_model_runs_if_something_can_do_so(
+    accelerator: bool, workers: int, found: str | None, parallel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfnb.bench.input_trial.accelerator_in_use", lambda: accelerator)
+    monkeypatch.setattr("perfnb.bench.input_trial.prefetching", lambda _: found)
+    model = Slow(0)
+    with InputTrial(model, [torch.ones(2, 4)], [model], {}) as trial:
+        trial.workers = workers
+        trial.learn()
+        assert trial.parallel == parallel
+
+
 def input_trial(
     monkeypatch: pytest.MonkeyPatch,
     step_ms: dict[str, float],
@@ -283,6 +319,7 @@ EVEN = {"together": 4.0, "model": 4.0}
         (EVEN, 10.0, {"workers": 2}, 4),  # a multiple of the workers
         (EVEN, 10.0, {"workers": 3}, 6),  # twice the workers
         ({"together": 0.1, "model": 0.1}, 100.0, {}, 64),
+        ({"together": 0.1, "model": 0.1}, 0.05, {}, 20),
         (EVEN, 0.401, {}, 4),  # after the pilot, 12 rounds take 384 ms
         (EVEN, 0.399, {}, 3),
         (EVEN, 1.051, {"extra_s": 0.025}, 4),  # 50 ms of a round of 82 ms are for other work
@@ -320,7 +357,7 @@ def test_input_rounds_have_a_block_of_each_kind_in_random_order(monkeypatch: pyt
     assert trial.ran[:8] == [("model", 1)] * 6 + [("together", 2), ("model", 2)]
 
 
-def test_input_rounds_end_with_the_budget_and_an_incomplete_one_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_rounds_end_with_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     trial = input_trial(monkeypatch, {"together": 60.0, "model": 40.0})
     told: list[tuple[Any, ...]] = []
 
@@ -332,6 +369,18 @@ def test_input_rounds_end_with_the_budget_and_an_incomplete_one_does_not_count(m
     assert told[:4] == [("warmup", done) for done in range(1, 5)]
     assert told[4:] == [("timed", done, 6) for done in range(1, 7)]
     assert trial.now == pytest.approx(50.96)
+
+
+def test_an_input_round_that_the_budget_ends_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    step_ms = {"together": 60.0, "model": 40.0}
+
+    def slow_down(pass_name: str, *_: Any) -> None:
+        if pass_name == "timed":
+            step_ms.update(together=5000.0, model=5000.0)
+
+    trial = input_trial(monkeypatch, step_ms)
+    rounds, _ = input_rounds(trial, ["together", "model"], 50.0, 1.0, slow_down)
+    assert rounds == {"together": [60.0], "model": [40.0]}
 
 
 def test_a_first_input_round_is_always_whole_and_the_clock_must_move(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from perfnb.bench.paired_times import BlockPlan, PairedTimes, paired_times
 from perfnb.bench.pairs_view import effect_words, pairs_answer, pairs_notes, pairs_strip, pairs_words
-from perfnb.stats.planning import MOST_NEEDED
+from perfnb.stats.planning import MOST_NEEDED, smallest_detectable
 
 
 def timed(ratio: float, pairs: int = 20, *, spread: float = 0.01, within: float = 0.02, **more: Any) -> PairedTimes:
@@ -49,6 +49,8 @@ def test_a_test_of_the_same_length_detects_the_same_difference(blocks: BlockPlan
     assert longer == pytest.approx(least / 2, rel=0.1)
     assert shorter is not None
     assert shorter > 1.01 * least
+    deviation = math.log1p(least) / math.log1p(smallest_detectable(1.0, 20))
+    assert times.detectable_in(1000.5 * pair_s) == smallest_detectable(deviation, 1000)
     assert times.detectable_in(0.0) == times.detectable_in(2.5 * pair_s) == times.detectable_in(1.5 * pair_s)
 
 

@@ -7,6 +7,8 @@ import pickle
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,10 @@ from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
 
 from perfnb.bench import restored
-from perfnb.bench.restored import Restored, kept_positions
+from perfnb.bench.restored import Restored, kept_attributes, kept_positions
 from perfnb.errors import CaptureError
 from perfnb.remedies.state import fingerprint
 from perfnb.remedies.subject import Subject
-from perfnb.step.namespace import reachable
 
 X = torch.randn(8, 4)
 
@@ -331,7 +332,9 @@ def test_a_state_that_is_nested_is_put_back_in_the_same_tensors() -> None:
     with Restored([layer], []):
         step()
         step()
+        optimizer.param_groups[0]["made"] = 1
 
+    assert set(optimizer.param_groups[0]) == {"params", "factors"}
     assert optimizer.state[layer.weight]["sums"][0] is held
     same(held, before[1])
     assert pickle.dumps(optimizer.state_dict()["state"]) == before[0]
@@ -422,29 +425,28 @@ def test_sparse_gradients_and_tensors_of_inference_mode_are_put_back() -> None:
     same((table.weight.detach(), table.weight.grad.to_dense(), frozen.running_mean.clone()), before)
 
 
-def test_what_is_reached_is_bounded_and_loops_end() -> None:
-    loop: list[Any] = []
-    loop.append(loop)
-    many = [[Tensor() for _ in range(100)] for _ in range(250)]
-
-    class Refuses:
-        def __getattribute__(self, name: str) -> Any:
-            raise RuntimeError(name)
-
-    found = list(reachable([loop, many, Refuses()]))
-    assert loop in found
-    assert len(found) <= 20_000
-
-
-def test_an_expanded_part_of_larger_memory_is_left_alone_and_the_rest_is_put_back() -> None:
-    model = nn.Linear(2, 2)
+def test_tensors_without_values_of_their_own_are_left_alone_and_the_rest_is_put_back() -> None:
+    model, lazy = nn.Linear(2, 2, bias=False), nn.LazyLinear(2)
     model.register_buffer("shared", torch.zeros(100)[:1].expand(32))
     weight = model.weight.detach().clone()
 
-    with Restored([model], []), torch.no_grad():
+    with Restored([model, lazy], []), torch.no_grad():
         model.weight += 1
 
     assert torch.equal(model.weight, weight)
+    assert model.bias is None
+    assert lazy.has_uninitialized_params()
+
+
+def test_containers_are_searched_four_deep_and_for_a_thousand_values() -> None:
+    nested: Any = 7
+    for _ in range(6):
+        nested = [nested]
+    assert len(restored.contents([nested])) == 1 + 4
+    assert len(restored.contents([list(range(1001))])) == 1 + 1000
+    ordered, unordered = [2, 3, 1], {object() for _ in range(99)}
+    assert restored.contents([ordered])[1:] == ordered
+    assert restored.contents([unordered])[1:] == sorted(unordered, key=id)
 
 
 def test_one_tensor_that_cannot_be_put_back_does_not_keep_others_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,6 +468,27 @@ def test_one_tensor_that_cannot_be_put_back_does_not_keep_others_from_it(monkeyp
         stepped()
 
     assert torch.equal(second.weight, weight)
+
+
+def test_attributes_of_an_object_that_is_not_a_module_are_put_back_after_an_error() -> None:
+    owner: Any = SimpleNamespace(calls=3, sums=torch.zeros(2), losses=[0.5])
+    before = dict(vars(owner))
+    with suppress(LookupError), kept_attributes(owner):
+        owner.losses.append(1.0)
+        owner.sums += 1
+        owner.calls, owner.made, owner.losses = 4, "new", []
+        raise LookupError
+    assert vars(owner).keys() == before.keys()
+    assert all(getattr(owner, name) is value for name, value in before.items())
+    assert (owner.calls, owner.sums.tolist(), owner.losses) == (3, [0.0, 0.0], [0.5])
+
+
+def test_a_loader_that_knows_its_position_returns_to_it() -> None:
+    loader = SimpleNamespace(state={"at": [3]}, state_dict=lambda: loader.state)
+    loader.load_state_dict = lambda state: vars(loader).update(state=state)
+    with kept_positions([[1, 2], loader]):
+        loader.state["at"][0] = 9
+    assert loader.state == {"at": [3]}
 
 
 def test_a_loader_that_has_a_state_only_if_asked_for_is_left_alone() -> None:

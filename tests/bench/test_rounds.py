@@ -7,8 +7,11 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections import UserDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -55,6 +58,73 @@ def test_durations_are_those_of_the_steps(clock: FakeClock) -> None:
 
     assert slow.tolist() == [(20_000_000 + LOOK_NS) / 1e6] * 6
     assert fast.tolist() == [(1_000_000 + LOOK_NS) / 1e6] * 6
+
+
+def test_every_time_that_counts_is_told_to_what_watches_for_disturbances(clock: FakeClock) -> None:
+    spans, state = list[float](), SimpleNamespace(step=0)
+
+    def ended(begin: int, end: int) -> None:
+        spans.append(round((end - begin) / 1e6))
+        assert state.running
+        state.running = False
+
+    state.ended = ended
+    steps = [lambda: clock.pass_exactly(20), lambda: clock.pass_exactly(1)]
+    pair, alone = Bench(steps), Bench(steps[:1])
+    pair.conditions = alone.conditions = state  # type: ignore[assignment]
+    pair.rounds([(0, 1)])
+    pair.blocks([(1, 0)], lead=1, turns=3, parts=2)
+    alone.rounds([(0,)], repeat=4)
+    assert spans == [20, 1, 3, 3, 60, 60, 80]
+
+
+def test_batches_are_closed_with_the_bench() -> None:
+    closed: list[bool] = []
+
+    def batches() -> Iterator[int]:
+        try:
+            yield from (1, 2, 3)
+        finally:
+            closed.append(True)
+
+    with Bench([lambda batch: None], batches) as bench:
+        bench.rounds([(0,)])
+        assert closed == []
+    assert closed == [True]
+
+
+def test_what_switches_steps_on_and_off_is_around_each_turn_and_takes_no_time(clock: FakeClock) -> None:
+    ran: list[str] = []
+
+    @contextmanager
+    def switched(name: str) -> Iterator[None]:
+        clock.pass_exactly(50)
+        ran.append(f"+{name}")
+        yield
+        ran.append(f"-{name}")
+        clock.pass_exactly(50)
+
+    steps = [lambda batch, name=name: ran.append(name) for name in "ab"]
+    switches = [partial(switched, name) for name in "ab"]
+    with Bench(steps, [torch.ones(4), torch.ones(5)], switches=switches) as bench:
+        assert bench.rounds([(1, 0)]).max() < 1
+        assert bench.blocks([(0, 1)], lead=0, turns=2).max() < 1
+    assert " ".join(ran) == "+b b -b +a a -a +a a a -a +b b b -b"
+    assert bench.sizes == [4, 5]
+
+
+def test_steps_are_waited_for_once_events_have_lagged(monkeypatch: pytest.MonkeyPatch) -> None:
+    lagged, waits, marks = iter([False, True, False, False]), list[bool](), list[str]()
+    clock = SimpleNamespace(begin=lambda: marks.append("begin"), end=lambda ns: marks.append("end"))
+    monkeypatch.setattr("perfnb.bench.rounds.StepClock", lambda wait: waits.append(wait) or clock)
+    monkeypatch.setattr("perfnb.bench.rounds.read_clocks", lambda *_: ([[1e6]], next(lagged)))
+    with Bench([lambda: None]) as bench:
+        bench.rounds([(0,)])
+        bench.rounds([(0,)])
+        bench.blocks([(0,)], lead=0, turns=1)
+        bench.rounds([(0,)], repeat=2)
+    assert marks == ["begin", "end"] * 4
+    assert waits == [False, False, True, True]
 
 
 def test_the_wait_for_data_belongs_to_a_step_alone(clock: FakeClock) -> None:
@@ -224,7 +294,8 @@ def test_a_result_is_kept_as_it_was_though_the_next_step_writes_to_its_memory() 
     def writes(value: float) -> Callable[[], Any]:
         def step() -> Any:
             shared.fill_(value)
-            return shared, [array], {"a": shared}, Output(shared), Pair(shared), MappingProxyType({"a": 1}), parameter
+            own = UserDict(a=shared)
+            return shared, [array], own, Output(shared), Pair(shared), MappingProxyType({"a": 1}), parameter
 
         return step
 
@@ -234,6 +305,7 @@ def test_a_result_is_kept_as_it_was_though_the_next_step_writes_to_its_memory() 
 
     for result, value in ((first, 1.0), (second, 2.0)):
         plain, (of_numpy,), mapping, output, pair, _, kept = result
+        assert (plain is shared) == (value == 1.0)  # nothing is written to the last one
         for tensor in (plain, mapping["a"], output.logits, pair.first):
             assert tensor.tolist() == [value, value]
         assert of_numpy.tolist() == [value, value]
@@ -260,6 +332,38 @@ def test_queues_and_threads_prefetch_and_those_common_to_all_do_not_count() -> N
     thread.start()
     assert prefetching([takes(thread)]) == sixteen
     assert prefetching([takes(threading.current_thread(), threading.main_thread())]) is None
+    monitor = type("TMonitor", (threading.Thread,), {"__module__": "tqdm._monitor"})(target=stop.wait)
+    monitor.start()
+    assert prefetching([takes(monitor)]) is None
     stop.set()
-    thread.join()
+    for one in (thread, monitor):
+        one.join()
     assert prefetching([takes(thread)]) is None
+
+
+class Child(SimpleNamespace):
+    """Stands for a child process, which is closed if nobody knows whether it is alive."""
+
+    def is_alive(self) -> bool:
+        if self.alive is None:
+            raise ValueError("process object is closed")
+        return bool(self.alive)
+
+
+def test_child_processes_prefetch_while_they_are_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfnb.bench.rounds.BaseProcess", Child)
+    monkeypatch.setattr("multiprocessing.active_children", lambda: children)
+    children: list[Any] = []
+    alive = Child(pid=7, alive=True)
+
+    def takes(*sources: Any) -> Callable[[], Any]:
+        return lambda: sources
+
+    assert prefetching([takes(alive)]) == Prefetching("processes", UNKNOWN_AHEAD)
+    assert prefetching([takes(alive, queue.Queue(3))]) == Prefetching("processes", 4)
+    for child in (Child(pid=7, alive=False), Child(pid=None, alive=True), Child(pid=7, alive=None)):
+        assert prefetching([takes(child)]) is None
+    children.append(SimpleNamespace(pid=7))
+    assert prefetching([takes()]) == Prefetching("processes", UNKNOWN_AHEAD)
+    assert prefetching([takes()], alive) is None  # it works for all steps
+    assert prefetching([takes()], Child(pid=8, alive=True)) == Prefetching("processes", UNKNOWN_AHEAD)

@@ -145,7 +145,16 @@ def test_each_call_of_a_step_has_its_own_output_and_new_shapes_are_learned() -> 
         assert model(longer).shape == (3, 3)
         assert model(longer).shape == (3, 3)
     assert model.true_calls == 3
+    assert stand_in.called == [model]
     assert stand_in.real_ns > 0
+
+
+def test_of_too_many_kinds_of_inputs_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfnb.bench.input_trial._MOST_KINDS", 2)
+    stand_in = StandIn([])
+    for place, kind in enumerate("abacbc"):
+        stand_in._keep(kind, place)
+    assert stand_in._outputs == {"b": [1, 4], "c": [3, 5]}
 
 
 def test_modules_inside_stand_in_where_the_model_itself_is_not_called() -> None:

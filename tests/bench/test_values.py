@@ -46,6 +46,8 @@ def test_a_replacement_may_be_three_times_as_far_from_the_truth(own: float, othe
         ("bfloat16", 0.0, 0.51, DIFFERENT),
         ("float16", 0.0, 0.0625, REDUCED),
         ("float16", 0.0, 0.063, DIFFERENT),
+        ("int8", 0.0, 0.503, REDUCED),  # 64 / 127
+        ("int8", 0.0, 0.505, DIFFERENT),
         ("float32", 0.0, 1e-4, REDUCED),
         ("float32", 0.0, 1.1e-4, DIFFERENT),
         ("float32", 0.2, 0.6, REDUCED),

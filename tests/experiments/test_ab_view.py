@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from perfnb.bench.quality import Loss
 from perfnb.draw.as_text import document_text
 from perfnb.draw.document import Document, Effects, Strip, Table
 from perfnb.experiments.ab_test import ABTest
-from perfnb.experiments.compared_figures import NOT_COMPARED
-from tests.experiments.ab_samples import EXAMPLES, experiment, figures
+from perfnb.experiments.compared_figures import NOT_COMPARED, Quality
+from tests.experiments.ab_samples import EXAMPLES, JUDGED, SILENT, experiment, figures
 from tests.samples import texts
 from tests.samples.experiments import DOCUMENTS
 
@@ -87,13 +88,6 @@ def test_below_six_pairs_there_are_only_the_dots() -> None:
     assert "ratio" not in document_text(judged).partition("Baseline and candidate")[2].splitlines()[1]
 
 
-def test_every_pair_is_a_dot_at_its_own_ratio() -> None:
-    times = replace(experiment(1.0, 20), a_ms=(10.0,) * 20, b_ms=(10.0,) * 19 + (900.0,))
-    document = ABTest(**vars(times))._document()
-    strip = next(section for section in document.sections if isinstance(section, Strip))
-    assert list(strip.groups[0][1]) == [1.0] * 19 + [90.0]
-
-
 def test_effects_and_table_have_the_same_ratio_and_say_where_the_medians_differ() -> None:
     example = EXAMPLES["cannot tell"]
     document = example._document()
@@ -108,9 +102,15 @@ def test_effects_and_table_have_the_same_ratio_and_say_where_the_medians_differ(
     assert not any(EXAMPLES["accept"]._document().sections[2].details)  # type: ignore[union-attr]
 
 
-def test_no_effect_is_drawn_of_what_is_better_if_larger() -> None:
-    labels = [row.label for row in EXAMPLES["judged"]._document().sections[0].rows]  # type: ignore[union-attr]
-    assert labels == ["step time", "p95 step", "loss: val_loss", "loss: 1 - F1"]
+def test_no_effect_is_drawn_of_what_is_better_if_larger_or_has_no_ratio() -> None:
+    losses = Loss("val_loss", 0.312, 0.310, 0.32), Loss("1 - F1", 0.0, 0.09)  # no axis of ratios has a 0
+    for quality, drawn in (
+        (JUDGED, ["loss: val_loss", "loss: 1 - F1"]),
+        (Quality(losses, "function"), ["loss: val_loss"]),
+    ):
+        effects = figures(quality=quality)._document().sections[0]
+        assert isinstance(effects, Effects)
+        assert [row.label for row in effects.rows] == ["step time", "p95 step", *drawn]
 
 
 @pytest.mark.parametrize(
@@ -129,21 +129,44 @@ def test_effects_say_what_is_over_a_limit(name: str, metric: str, verdict: str) 
     assert {row.label: row.verdict for row in effects.rows}[metric] == verdict
 
 
+COMPARED = (
+    "The results of both steps after the warm-up were compared. The accepted difference is 0.0001 times the largest "
+    "value, which rounding in float32 can explain."
+)
+ALLOW = (
+    "Two training steps need separate models with equal weights.",
+    "To accept a larger difference, pass limits={'difference': ...} or a quality function.",
+)
 FREE = "A loss without a limit may exceed the baseline's by 0.1 %."
+ROUNDING = "Rounding alone can make two training runs diverge by more than that. To allow for this, pass limits."
 UNSTEADY = "The steps had not reached a steady state when the warm-up ended."
+UNCHECKED = "The results could not be checked: a step returns no tensor and no number."
+MEASURED = "Measured with torch 2.13.0 on lab-3, commit 0123456789 with uncommitted changes."
 
 
 @pytest.mark.parametrize(
-    ("example", "note", "is_there"),
+    ("example", "notes"),
     [
-        (EXAMPLES["worse than the baseline"], FREE, True),
-        (EXAMPLES["worse"], FREE, False),
-        (figures(times=replace(experiment(0.9), steady=False)), UNSTEADY, True),
-        (EXAMPLES["accept"], UNSTEADY, False),
+        (EXAMPLES["accept"], [COMPARED, MEASURED]),
+        (EXAMPLES["over"], [COMPARED, "The results agree.", MEASURED]),
+        (EXAMPLES["wrong"], [COMPARED, *ALLOW, MEASURED]),
+        (EXAMPLES["judged"], [FREE, MEASURED]),
+        (EXAMPLES["worse than the baseline"], [FREE, ROUNDING, MEASURED]),
+        (EXAMPLES["worse"], [MEASURED]),
+        (EXAMPLES["nan"], [MEASURED]),
+        (EXAMPLES["silent"], [MEASURED]),
+        (figures(1.3, SILENT), [UNCHECKED, MEASURED]),
+        (figures(times=replace(experiment(0.9), steady=False)), [COMPARED, UNSTEADY, MEASURED]),
+        (replace(EXAMPLES["worse"], environment={}), []),
+        (replace(EXAMPLES["worse"], environment={"torch": "2.9", "host": "a"}), ["Measured with torch 2.9 on a."]),
+        (
+            replace(EXAMPLES["worse"], environment={"torch": "2.9", "commit": "0123456789ab"}),
+            ["Measured with torch 2.9, commit 0123456789."],
+        ),
     ],
 )
-def test_notes_say_what_a_reader_must_know(example: ABTest, note: str, is_there: bool) -> None:
-    assert (note in example._document().notes) == is_there
+def test_notes_say_what_a_reader_must_know(example: ABTest, notes: list[str]) -> None:
+    assert list(example._document().notes) == notes
 
 
 def test_profiles_of_both_sides_are_compared_in_a_tab() -> None:

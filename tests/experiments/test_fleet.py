@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -179,6 +181,34 @@ def test_a_worker_that_dies_or_fails_in_some_other_way_is_a_reason(
     monkeypatch.setattr(fleet, "read_file", fails)
     answer = fleet.reduce_file("x.json", None, None, None)  # type: ignore[arg-type]
     assert answer == "x.json cannot be read: MemoryError: "
+
+
+def test_ranks_are_saved_under_their_numbers_or_the_next_free_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Source:
+        def __init__(self, rank: int, known: bool) -> None:
+            self.meta = {"rank": rank, "trace": {"rank_known": known}}
+
+        def of_rank(self, rank: int) -> int:
+            return rank
+
+    made: list[tuple[int, str]] = []
+
+    def saves(rank: int) -> Any:
+        return SimpleNamespace(save=lambda place: (place.mkdir(), made.append((rank, place.name))))
+
+    monkeypatch.setattr(fleet, "ReducedProfile", Source)
+    monkeypatch.setattr(fleet, "Profile", saves)
+    given: Any = [SimpleNamespace(_source=Source(*one)) for one in ((3, True), (0, False), (3, True), (2, False))]
+    (tmp_path / "rank_7").mkdir()
+    (tmp_path / "rank_x").mkdir()
+    taken = {1, 7}
+    fleet._save_ranks(given, tmp_path, taken)
+
+    assert made == [(3, "rank_3"), (0, "rank_0"), (2, "rank_2"), (4, "rank_4")]
+    assert taken == {0, 1, 2, 3, 4, 7}
+    assert json.loads((tmp_path / "ranks.json").read_text())["meta"] == {"ranks": [0, 2, 3, 4, 7], "apart": True}
 
 
 def test_what_makes_no_sense_is_refused(traces: list[Path], tmp_path: Path) -> None:

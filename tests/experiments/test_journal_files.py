@@ -107,19 +107,6 @@ def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "journal").iterdir() if path.name.startswith(".")] == [INDEX]
 
 
-def test_what_a_killed_writer_left_is_removed_when_it_is_old(tmp_path: Path) -> None:
-    for name, age_s in (("old", 7200), ("new", 60)):
-        left = tmp_path / f".perfnb-{name}" / "new"
-        left.mkdir(parents=True)
-        (left / ENTRY.file).write_text("{")
-        os.utime(left.parent, (time.time() - age_s,) * 2)
-
-    name = write_entry(tmp_path, timing_entry(), nothing)
-
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([".perfnb-new", name])
-    assert list(read_entries(tmp_path)[0]) == [name]
-
-
 def test_a_journal_that_is_moved_is_whole(tmp_path: Path) -> None:
     name = write_entry(tmp_path / "here" / "journal", timing_entry(), save)
     before = perfnb.journal(tmp_path / "here" / "journal").history
@@ -152,6 +139,10 @@ def test_an_entry_that_cannot_be_saved_leaves_nothing(tmp_path: Path) -> None:
         perfnb.journal(tmp_path / "file")
 
 
+def slow(damage: str) -> Any:
+    return pytest.param(damage, marks=pytest.mark.slow)
+
+
 def edited(**changes: object) -> Callable[[Path], object]:
     def edit(path: Path) -> None:
         content = json.loads(path.read_text("utf-8"))
@@ -182,8 +173,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("damage", [*map(slow, list(DAMAGE)[1:]), "missing"])
 def test_a_damaged_entry_is_named_and_the_others_are_read(tmp_path: Path, damage: str) -> None:
     names = [write_entry(tmp_path, timing_entry(hours), nothing) for hours in range(3)]
     (tmp_path / "notes.txt").write_text("mine")

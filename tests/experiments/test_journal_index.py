@@ -17,9 +17,11 @@ import pytest
 import perfnb
 from perfnb.experiments import journal_index
 from perfnb.experiments.ab_test import ABTest
-from perfnb.experiments.journal_index import INDEX, WORDS, Catalogue
+from perfnb.experiments.journal_index import INDEX, WORDS, Catalogue, SavedEntry, of_added
 from perfnb.loop.run import RunSummary
+from perfnb.recording.outcome import Outcome
 from tests.experiments.ab_samples import experiment
+from tests.experiments.journal_entries import BEGIN, timing_entry
 from tests.loop.planted_runs import recorded, usual
 from tests.ranks.rank_traces import rank_trace, written
 
@@ -156,6 +158,55 @@ def test_a_job_of_which_a_rank_is_damaged_has_the_others(saved: Path) -> None:
     assert "rank_0" not in perfnb.journal(saved).damaged["a/job"]
 
 
+def test_a_job_is_its_slowest_rank_with_the_largest_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rank(number: int, step_ms: float | None, peak: int | None, damaged: str = "") -> SavedEntry:
+        outcome = Outcome(at=BEGIN, name="train", step_ms=step_ms, peak_bytes=peak)
+        return SavedEntry(kind="profile", at=BEGIN, outcome=outcome, profiles=((".", number),), damaged=damaged)
+
+    made = {"rank_0": rank(0, 10.0, 7), "rank_1": rank(1, 12.0, 5), "rank_2": rank(2, 99.0, 99, "its file is empty")}
+    made |= {"rank_3": rank(3, None, None), "rank_4": SavedEntry(kind="profile", at=BEGIN)}
+    for name in made:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "profile.json").touch()
+    monkeypatch.setattr(journal_index, "facts_in", lambda *_: None)
+    monkeypatch.setattr(journal_index, "_read", lambda folder, word: made[folder.name])
+
+    job = journal_index._job(tmp_path, [*made, "rank_5"])
+    assert job.outcome is not None
+    assert (job.outcome.step_ms, job.outcome.peak_bytes, job.ranks) == (12.0, 7, 3)
+    assert job.profiles == (("rank_0", 0), ("rank_1", 1), ("rank_3", 3))
+
+
+def test_the_facts_of_a_saved_result_come_from_its_outcome_or_from_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def saved(word: str, outcome: Outcome | None = None, **facts: Any) -> SavedEntry:
+        monkeypatch.setattr(journal_index, "facts_in", lambda *_: (facts, outcome))
+        return journal_index._saved(tmp_path / "folder", word)
+
+    bare, known = (Outcome(at=BEGIN, name="x", environment=facts) for facts in ({}, {"threads": 4}))
+    assert saved("run", known, environment={"threads": 2}).environment == {"threads": 4}
+    assert saved("run", bare, environment={"threads": 2}).environment == {"threads": 2}
+    assert saved("run", bare, environment="x").environment == {}
+    names = [entry.outcome and entry.outcome.name for entry in (saved("run", name="mine"), saved("run", name=3))]
+    assert names == ["mine", "folder"]
+    assert [saved(word, bare, rank=3).profiles for word in ("profile", "run")] == [((".", 3),), ()]
+    assert saved("profile", bare, rank=None).profiles == ((".", None),)
+    assert [saved(word, bare, reason="gone").damaged for word in ("run", "unread")] == ["", "gone"]
+
+
+def test_an_added_entry_without_a_result_has_what_was_added_with_it() -> None:
+    known = of_added(timing_entry(ms=2.0, name="x", batch_size=4, peak_memory_bytes=9)).outcome
+    assert known is not None
+    assert (known.name, known.step_ms, known.step_ci_ms, known.batch_size, known.peak_bytes) == (
+        *("x", 2.0, (1.98, 2.02), 4, 9),
+    )  # fmt: skip
+    assert (known.host, known.torch, known.device) == ("lab-3", "2.13.0", "A processor")
+    unknown = of_added(timing_entry(environment={})).outcome
+    assert unknown is not None
+    assert (unknown.host, unknown.torch, unknown.commit, unknown.device) == (None, None, None, None)
+
+
 def test_files_of_other_programs_are_none_of_its(tmp_path: Path) -> None:
     for name in ("report.json", "a/run.json", "a/entry.json", "b/ranks.json", "b/profile.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -222,6 +273,14 @@ def test_too_many_folders_are_said_to_be(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(catalogue.entries())[:5] == list("01234")
     assert catalogue.limits.endswith("at most 2 levels deep, were searched.")
     assert catalogue.limits in " ".join(str(perfnb.journal(tmp_path)).split())
+
+    for place in ("a/entry", "b/entry"):
+        timing().save(tmp_path / "two" / place)
+    for most, found in ((4, ["a/entry", "b/entry"]), (3, ["a/entry"])):
+        monkeypatch.setattr(journal_index, "_MOST_FOLDERS", most)
+        catalogue = Catalogue(tmp_path / "two")
+        assert list(catalogue.entries()) == found
+        assert catalogue.limits.startswith("Only 3 folders") == (most == 3)
 
 
 def test_a_date_that_no_table_holds_is_damage(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from perfnb.draw.as_figure import series_figure
 from perfnb.draw.document import Series
 from perfnb.experiments.journal_view import trends
-from tests.experiments.journal_entries import DAMAGED, TRIED, history, report_entry, shown, timing_entry
+from tests.experiments.journal_entries import DAMAGED, OTHER, TRIED, history, report_entry, shown, timing_entry
 
 SEVERAL = tuple(timing_entry(n, 10.0 + n, name="ab"[n % 2], accepted=n == 1) for n in range(4))
 
@@ -35,6 +35,15 @@ LAST = "Last accepted: entry 2 (fused optimizer), 8.00 ms [7.92, 8.08]."
         (SEVERAL, "bad", "Regression: entry 4 of b takes 18 % more time than entry 2, the last accepted before it: 1.1",
          "Last accepted: entry 2 of b, 11.0 ms [10.9, 11.1]."),
         (SEVERAL[1:2], "good", "Last accepted: entry 1 of b, 11.0 ms [10.9, 11.1]", ""),
+        ((TRIED[0], timing_entry(1, 12.0, environment=OTHER)), "bad",
+         "Regression: entry 2 takes 20 % more time than entry 1, the first: 1.20 × [1.18, 1.22]; the environment also "
+         "changed (torch 2.13.0 → 2.14.0)", ""),
+        (tuple(timing_entry(n, 10.0 + n, name=name, accepted=True) for n, name in enumerate("abc")), "good",
+         "Last accepted: entry 3 of c, 12.0 ms [11.9, 12.1]",
+         "Last accepted: entry 1 of a, 10.0 ms [9.9, 10.1]. Last accepted: entry 2 of b, 11.0 ms [10.9, 11.1]."),
+        ((TRIED[0], report_entry(1, 12.0, 1.2, "reject")), "bad",
+         "Regression: the baseline of entry 2 takes 20 % more time than entry 1, the first: 1.20 × [1.18, 1.22]",
+         "Last decision: entry 2 was rejected: the candidate takes 1.20 × [1.19, 1.21] the baseline's time."),
         (SLOWER, "bad", "Regression: entry 2 takes 20 % more time than the baseline of entry 1, the first: 1.20 × [",
          "Last decision: entry 1 was rejected: the candidate takes 1.20 × [1.19, 1.21] the baseline's time."),
     ],

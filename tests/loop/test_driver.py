@@ -16,6 +16,8 @@ import perfnb
 from perfnb.loop.driver import LoopProfiler
 from perfnb.profile.profile import Profile
 from perfnb.profile.registry import FOR_LOOPS, IN_LOOP
+from perfnb.step.budget import Plan
+from tests.fake_clock import FakeClock
 from tests.loop.loops import Batch, Training, driven
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -102,11 +104,6 @@ def test_nothing_is_installed_outside_the_windows() -> None:
     assert all(count > 0 for count, _ in seen[15 : 10 + profiler.length])
 
 
-def test_early_steps_are_warm_up() -> None:
-    (profile,) = run(Training(), at=1, steps=4).profiles
-    assert list(profile.steps["pass"])[:6] == ["warmup"] * 2 + ["timed"] * 4
-
-
 @pytest.mark.parametrize("inside", [2, 5, 7, 9, 11, 12])
 def test_a_loop_that_is_left_leaves_nothing(inside: int) -> None:
     training = Training()
@@ -164,10 +161,11 @@ def test_compiled_code_is_not_counted_and_the_notes_say_so() -> None:
 
 def test_saved_profiles_are_loaded_when_asked_for(tmp_path: Path) -> None:
     profiler = run(Training(30), at=[3, 20], save=tmp_path / "runs", **LITTLE)
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["step_000003", "step_000020"]
     assert isinstance(profiler.profiles[-1], Profile)
     assert profiler.profiles[-1].meta["loop"] == {"step": 20, "batches": 1}
     assert len(profiler.profiles[:]) == 2
+    assert profiler.profiles.paths == [tmp_path / "runs" / "step_000003", tmp_path / "runs" / "step_000020"]
+    assert repr(profiler.profiles) == "<2 profiles, at steps 3, 20>"
 
 
 def test_the_users_function_is_called_and_its_errors_are_theirs() -> None:
@@ -239,6 +237,22 @@ def test_a_recorder_gets_every_step(waits: bool) -> None:
     assert waits or set(waited) == {-1}
     passes = ["timed"] * 3 + ["lead_in"] + ["traced"] * 3 + ["lead_in"] + ["counted"] * 2
     assert recorder.passes == [""] * 10 + passes + [""] * (50 - len(passes))
+
+
+def test_a_wait_that_ends_without_a_batch_is_part_of_no_step(clock: FakeClock) -> None:
+    profiler = LoopProfiler(at=100)
+    profiler.recorder = recorder = Recorder()  # type: ignore[assignment]
+    profiler.wait()
+    clock.pass_exactly(30)
+    profiler.skip()
+    clock.pass_exactly(500)
+    profiler.wait()
+    clock.pass_exactly(3)
+    profiler.begin()
+    clock.pass_exactly(5)
+    profiler.end()
+    [(wall_ns, data_ns, _)] = recorder.steps
+    assert (wall_ns / 1e6, data_ns / 1e6) == (pytest.approx(8, abs=0.01), pytest.approx(3, abs=0.01))
 
 
 @pytest.mark.parametrize(
@@ -359,6 +373,37 @@ def test_a_loop_that_is_over_pauses_its_trial(capsys: pytest.CaptureFixture[str]
     profiler.close()
     assert profiler.trial is None
     assert capsys.readouterr().err == "perfnb: x, 2 left\n"
+
+
+@pytest.mark.parametrize(
+    ("done", "left", "window", "next_at"),
+    [
+        (5, None, (0, 3), 5),
+        (5, 5, (0, 3), 5),  # the three timed steps, a lead-in and a traced one
+        (5, 4, (0, 2), 5),
+        (5, 3, (0, 1), 5),
+        (5, 2, None, 7),
+        (5, 0, None, 6),
+        (2, 6, (1, 3), 5),  # a step of warm-up as well
+        (2, 5, (1, 2), 5),
+    ],
+)
+def test_a_window_is_shortened_or_postponed_if_the_loop_ends_before_it(
+    done: int, left: int | None, window: tuple[int, int] | None, next_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[tuple[int, int | None]]()
+
+    def passes(plan: Plan, **_: Any) -> Any:
+        asked.append((plan.warmup or 0, plan.steps))
+        return (turn for turn in ["a turn"])
+
+    monkeypatch.setattr("perfnb.loop.driver.loop_passes", passes)
+    profiler = LoopProfiler(at=5, steps=3, traced=1, memory=False, flops=False, left=lambda: left)
+    profiler.done = done
+    assert profiler._open() == (window is not None)
+    assert asked == [window] * (window is not None)
+    assert profiler.next_at == next_at
+    profiler.close()
 
 
 def test_the_first_steps_become_one_unless_there_is_a_profile_of_them() -> None:

@@ -220,7 +220,9 @@ def test_a_process_that_was_interrupted_still_ends_with_the_signal(
 
 def test_a_run_is_saved_every_half_minute_and_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_run, "_to_tell", [])
-    now, saves = SimpleNamespace(s=100.0), list[float]()
+    now, saves, at_exit = SimpleNamespace(s=100.0), list[float](), list[Any]()
+    hooks = SimpleNamespace(register=at_exit.append, unregister=lambda _: at_exit.clear())
+    monkeypatch.setattr(kept_run, "atexit", hooks)
     monkeypatch.setattr(kept_run, "time", SimpleNamespace(monotonic=lambda: now.s))
     monkeypatch.setattr(kept_run, "keep_run", lambda run, folder: saves.append(now.s))
     driver = LoopProfiler(save=tmp_path)
@@ -228,7 +230,7 @@ def test_a_run_is_saved_every_half_minute_and_at_its_end(tmp_path: Path, monkeyp
     kept = KeptRun(driver, asked=False)
     for now.s in (120.0, 130.0, 130.1, 160.0, 160.2, 190.0):
         kept.begin()
-        assert (kept.begun, kept_run._to_tell) == (True, [kept])
+        assert (kept.begun, kept_run._to_tell, at_exit) == (True, [kept], [kept_run._tell_all])
         kept.end()
         assert not kept.begun
     assert saves == [130.1, 160.2]

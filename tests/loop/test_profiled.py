@@ -44,7 +44,7 @@ def test_it_stands_for_its_loader() -> None:
     assert len(loop) == 5
     assert loop.batch_size == 2
     assert loop.dataset is loader.dataset
-    assert "0 steps" in repr(loop)
+    assert repr(loop) == "<perfnb.ProfiledLoop after 0 steps: <no profiles yet>>"
     for name in ("no_such", "__array__"):
         with pytest.raises(AttributeError, match=name):
             getattr(loop, name)

@@ -14,7 +14,7 @@ from perfnb.loop import record
 from perfnb.loop.record import RunRecorder, _DeviceClock
 from perfnb.loop.run import RunSummary
 from perfnb.loop.thinning import COLUMNS
-from tests.loop.planted_runs import recorder_of, usual
+from tests.loop.planted_runs import MIB, recorder_of, usual
 
 
 class Event:
@@ -148,14 +148,56 @@ def test_a_window_that_is_still_open_is_reported(clock: object) -> None:
     assert recorder.recorded().windows[:, :2].tolist() == [[90, 10]]
 
 
-def test_memory_is_read_from_this_process_now_and_then(clock: object) -> None:
-    recorder = RunRecorder()
-    for step in range(100):
-        recorder.step(10_000_000, 0, 10**12 + step * 10_000_000)
-    readings = recorder.recorded().readings
-    assert 15 <= len(readings) <= 25, "every 50 ms"
+def readings_of(steps: int, ms: int, costs_ms: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> RunRecorder:
+    """Return the recorder of steps that take so long, on a clock that only advances by what readings cost."""
+    now, costs, recorder = SimpleNamespace(ns=0), iter(costs_ms), RunRecorder()
+
+    def allocated() -> int:
+        now.ns += next(costs, 0) * 1_000_000
+        return now.ns
+
+    monkeypatch.setattr(record, "_allocated_bytes", allocated)
+    monkeypatch.setattr(record, "time", SimpleNamespace(perf_counter_ns=lambda: now.ns))
+    for step in range(steps):
+        recorder.step(ms * 1_000_000, 0, 10**12 + step * ms * 1_000_000)
+    return recorder
+
+
+def test_memory_is_read_every_50_ms_if_that_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = readings_of(100, 10, (), monkeypatch).recorded().readings
+    assert readings[:, 1].tolist() == [*range(0, 100, 5), 99]
+    assert readings[:, 0].tolist() == [(step + 1) * 10_000_000 for step in (*range(0, 100, 5), 99)]
     assert (readings[:, 2] > 10 * 2**20).all()
-    assert (readings[:, 3] == -1).all() or torch.cuda.is_available()
+
+
+def test_a_reading_is_followed_by_a_thousand_times_the_least_that_one_has_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = readings_of(60, 100, (2, 1, 5, 0), monkeypatch)
+    assert [step for _, step, _, _ in recorder._readings] == [0, 20, 30, 40, 41, 42, *range(43, 60)]
+
+
+def test_of_too_many_readings_every_second_one_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "MOST_READINGS", 4)
+    # After the steps 20, 40 and 80, there are five, and the time between them doubles.
+    recorder = readings_of(125, 10, (), monkeypatch)
+    assert [step for _, step, _, _ in recorder._readings] == [0, 40, 80, 120]
+
+
+def test_peaks_are_those_of_all_readings_and_the_load_is_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = iter([1.0, 2.5, 2.5])
+    monkeypatch.setattr("os.getloadavg", lambda: (next(loads), 0.0, 0.0))
+    monkeypatch.setattr(record, "time", SimpleNamespace(perf_counter_ns=lambda: 0))  # a reading takes no time
+    monkeypatch.setattr(record, "_allocated_bytes", iter([0, 5, 9, 7]).__next__)
+    facts = recorder_of([60.0, 60.0], memory=lambda step: (3 - step) * MIB).recorded().facts
+    assert (facts["peak_resident_bytes"], facts["peak_allocated_bytes"], facts["load"]) == (2 * MIB, 9, 2.0)
+
+
+def test_the_devices_time_is_unknown_after_a_pause_of_more_than_a_twentieth_of_it() -> None:
+    recorder = recorder_of([100.0] * 4, other_ms=[0.0, 5.0, 5.000001, 0.0])
+    device: Any = SimpleNamespace(kind="cuda", times_of=lambda steps: steps * 0 + 100_000_000)
+    recorder._device = device
+    assert recorder.recorded().rows[:, -1].tolist() == [100_000_000, 100_000_000, -1, 100_000_000]
 
 
 def device(kind: str = "cuda", *indices: int) -> Any:

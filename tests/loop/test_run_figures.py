@@ -126,6 +126,30 @@ def test_stretches_divide_a_run_evenly() -> None:
     assert longer["first"].tolist() == [0, 2, 4, 6, 8]
 
 
+@pytest.mark.parametrize(
+    ("first", "most", "steps", "sizes"),
+    [
+        (0, 8, [2, 4, 6, 8, 9, 11, 13, 15], [12, 14, 16, 18, 18, 20, 22, 24]),
+        (3, 8, [6, 8, 9, 11, 13, 15], [16, 18, 18, 20, 22, 24]),  # from a tenth of the rest on
+        (5, 8, [6, 8, 9, 11, 13, 15], [16, 18, 18, 20, 22, 24]),
+        (0, 7, [2, 6, 9, 13], [12, 16, 18, 22]),
+        (0, 3, [2, 8, 13], [12, 18, 22]),
+    ],
+)
+def test_growth_is_that_after_a_tenth_of_the_run_without_windows(
+    first: int, most: int, steps: list[int], sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows take the steps 9 to 13 and leave 98 bytes; otherwise a byte is added in each step."""
+    monkeypatch.setattr(run_summary, "_MOST_READINGS", most)
+    monkeypatch.setattr(run_summary, "memory_slope", lambda sizes, steps: (steps.tolist(), sizes.tolist()))
+    readings = [(2, -1), (3, None), *((step, step + 10 + 98 * (step > 13)) for step in range(0, 22, 2))]
+    memory = pd.DataFrame(readings, columns=["step", "bytes"]).astype({"bytes": "Int64"})
+    windows = rows([1.0, 1.0], step=[9, 12], steps=[3, 2], profiled=True)
+    found: Any = run_summary._growth(memory, "bytes", first, windows)
+    assert found == (steps, sizes)
+    assert run_summary._growth(memory.head(0), "bytes", first, windows) is None
+
+
 def growth(per_step: float, low: float | None, high: float | None) -> Slope:
     return Slope(per_step, low, high, 90)  # type: ignore[arg-type]
 
@@ -142,6 +166,7 @@ def test_memory_of_two_runs_is_compared_where_one_of_them_has_it() -> None:
     other = run_of(RunMemory(130, 90, growth(10.0, None, None)), RunMemory(7, 7, None))
     changes = run_comparison._memory(one, other)
     assert changes.index.tolist() == ["resident", "allocated", "growth of resident"]
+    assert set(changes.dtypes.astype(str)) == {"Float64"}
     assert changes["change_bytes"].isna().tolist() == [False, True, False]
     assert changes.loc["resident", ["a_bytes", "b_bytes", "change_bytes"]].tolist() == [100, 130, 30]
     assert changes.loc["allocated", "b_bytes"] == 7

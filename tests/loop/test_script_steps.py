@@ -6,6 +6,7 @@ import functools
 import importlib
 import sys
 import threading
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -169,6 +170,22 @@ def test_variables_are_those_of_the_running_functions() -> None:
     assert found["model"] is hidden
     assert found["inner"] is inner  # of this function
     assert found["Told"] is Told  # of this module
+
+
+def test_looking_for_variables_keeps_no_object_alive() -> None:
+    def train() -> bool:
+        model = Thing()
+        seen = weakref.ref(model)
+        assert script_variables()["model"] is model
+        del model
+        return seen() is None
+
+    tracer = sys.gettrace()
+    sys.settrace(None)  # a tracer keeps the variables alive
+    try:
+        assert train()
+    finally:
+        sys.settrace(tracer)
 
 
 def test_a_module_that_is_imported_later_is_reported_when_it_has_run(

@@ -55,6 +55,13 @@ def test_every_step_of_a_row_is_equally_likely_to_be_the_one_kept() -> None:
     assert shares == pytest.approx(np.full(4, 0.25), abs=0.03)
 
 
+def test_rows_are_joined_as_soon_as_they_are_as_many_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "MOST_ROWS", 8)
+    monkeypatch.setattr(record, "_CHUNK", 4)
+    strides = [recorder_of([10.0] * count).recorded().facts["stride"] for count in (7, 8, 15, 16)]
+    assert strides == [1, 2, 2, 4]
+
+
 def test_a_long_run_needs_bounded_memory_and_keeps_its_sums(clock: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "MOST_ROWS", 5000)
     monkeypatch.setattr(record, "_CHUNK", 512)
@@ -78,11 +85,3 @@ def test_a_long_run_needs_bounded_memory_and_keeps_its_sums(clock: object, monke
     ones = found.rows[:, AT["one_wall_ns"]] / 1e6
     assert np.median(ones) == pytest.approx(np.median(wall), rel=0.005), "as all steps, not as means of rows"
     assert ones.std() == pytest.approx(usual(40_000).std(), rel=0.1)
-
-
-def test_readings_are_bounded_too(clock: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "MOST_READINGS", 64)
-    found = recorder_of(usual(5000)).recorded()
-    assert len(found.readings) <= 66
-    assert (np.diff(found.readings[:, 0]) >= 0).all()
-    assert found.readings[-1, 0] == found.facts["duration_ns"]

@@ -171,6 +171,15 @@ def test_layers_have_the_peak_while_they_or_their_backward_pass_ran_and_what_the
     }
 
 
+def test_layers_have_no_peak_from_the_steps_before_the_counted_one() -> None:
+    hand = ByHand().step(0, 1000).step(1000, 2000)
+    early, late = hand.layer("early"), hand.layer("late")
+    hand.call(early, 100, 900).call(late, 100, 900).call(late, 1100, 1900)
+    hand.block(200, 300, 1, 5000).block(1200, 1300, 2, 700)
+
+    assert rows_of(Analysis(hand.recording()).layers, ["peak_bytes"]) == {"early": [None], "late": [700]}
+
+
 def test_a_layer_has_the_peak_of_what_it_calls_of_another_model() -> None:
     hand = ByHand().step(0, 1000)
     owner, caller = hand.layer("owner"), hand.layer("caller")

@@ -127,5 +127,15 @@ def test_a_long_timeline_is_kept_for_the_page(notebook, monkeypatch, whole):
         assert [whole_of() for _ in range(3)] == [b"bytes of a timeline", None, None]
 
 
+def test_a_page_has_the_timeline_with_the_row_of_each_layer(monkeypatch):
+    monkeypatch.setattr(display, "timeline_bytes", lambda timeline, rows, limit: (b"packed", {"rows": rows}))
+    monkeypatch.setattr(display, "report_document", lambda summary, timeline, facts: (timeline, facts))
+    monkeypatch.setattr(display, "document_page", lambda document, packed: (document, packed))
+    summary = summaries.small_cnn()
+    timeline = SimpleNamespace(layers=["in no table", summary.layers.index[1]])
+    assert display.standalone_page(summary) == ((None, None), b"")
+    assert display.standalone_page(summary, timeline) == ((timeline, {"rows": [-1, 1]}), b"packed")
+
+
 def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
     golden("samples.txt", texts(DOCUMENTS))

@@ -45,6 +45,7 @@ def test_an_unknown_file_or_folder_is_one_line_that_points_to_the_formats_and_qu
         ("notes.txt", f"is not a file that perfnb can read; {lists}", TraceError),
         ("run.sqlite", f"is not a file that perfnb can read (it is an SQLite database); {lists}", TraceError),
         ("", f"contains neither a saved profile (no profile.json) nor traces; {lists}", RecordingError),
+        ("absent", "does not exist.", RecordingError),
         ("pipe", "is a pipe or a device, which perfnb cannot read.", RecordingError),
     ):
         with pytest.raises(error) as caught:

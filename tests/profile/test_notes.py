@@ -281,6 +281,7 @@ def test_ops_outside_every_layer_are_noted_above_five_percent_of_the_step(outsid
     found = [note for note in notes_of(hand.recording()) if note.startswith("More than 5 %")]
     said = "More than 5 % of the step is not attributed to any layer: its ops ran outside every module call."
     assert found == [said] * noted
+    assert (said in _of_the_layers_of(hand.recording(trace={}))) == noted
 
 
 def test_recomputation_is_noted() -> None:
@@ -415,3 +416,12 @@ def test_a_layer_called_only_on_another_thread_is_noted_with_its_outermost_modul
     assert note.startswith("Called only from other threads, which torch's profiler does not record: aside. Their")
     (note,) = notes_of(replace(recording, compiled=compiled_by_hand().compiled))
     assert note == "Called only in compiled code that does not report its layers, or from other threads: aside."
+
+
+def test_a_compiled_layer_called_on_another_thread_is_noted_unless_compiled_code_reports_its_layers() -> None:
+    hand = by_hand()
+    hand.call(hand.layer("fast", compiled=True), 100, 200, thread=2)
+    recording = hand.recording()
+    for compiled, noted in ((None, 1), (compiled_by_hand().compiled, 0)):
+        notes = notes_of(replace(recording, compiled=compiled))
+        assert sum(note.startswith("Called only") for note in notes) == noted

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ from torch import nn
 
 import perfnb
 from perfnb.profile import profiling
+from perfnb.profile.analysis import Analysis
 from perfnb.recording.provenance import written
 from perfnb.step import compiler
 from tests.recording.test_compiled_layers import SHARED
@@ -73,6 +74,13 @@ def test_the_name_is_the_steps_unless_given(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
+def test_names_that_are_not_those_of_variables_are_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "run_profile", lambda step, batches, **options: options["labels"])
+    net, head = nn.Tanh(), nn.Tanh()
+    labels: Any = perfnb.profile_step(lambda: head(net), model={"net": net, "top": head})
+    assert labels == ["top"]
+
+
 def test_the_step_time_is_measured_without_hooks_and_profiler() -> None:
     """The timed pass is bare: only warm-up before it, and nothing installed while it runs."""
     hooks: list[int] = []
@@ -229,6 +237,39 @@ def test_a_step_that_runs_out_of_memory_has_an_incomplete_profile(
     else:
         assert note.startswith("perfnb: the incomplete profile up to here:\n\nperfnb · profile")
         assert shown == []
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks", "share", "sampler", "worth", "made"),
+    [
+        ({"stacks": "auto"}, 1, 0.15, None, False, ["recording"]),
+        ({"stacks": "auto"}, 1, 0.151, "sampler", True, ["recording", "later"]),
+        ({"stacks": "auto", "watch": True}, 1, 0.15, None, False, ["recording", "later"]),
+        ({"stacks": "auto"}, 2, 0.9, None, None, ["recording"]),  # the other ranks would wait
+        ({"stacks": True, "watch": True}, 1, 0.9, "sampler", None, ["recording"]),
+        ({"stacks": False}, 1, 0.9, None, None, ["recording"]),
+    ],
+)
+def test_code_is_sampled_on_request_or_if_the_hosts_share_is_large_and_no_rank_waits(
+    options: Any, ranks: int, share: float, sampler: Any, worth: Any, made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture, found, calls = SimpleNamespace(sampler=sampler, failure=None), list[Any](), list[str]()
+
+    def capture_step(*_: Any, stacks: bool, worth_sampling: Any, **__: Any) -> Any:
+        found.extend([stacks, None if worth_sampling is None else worth_sampling(capture)])
+        return capture
+
+    def made_by(word: str) -> Callable[..., Any]:
+        return lambda *_: calls.append(word) or ByHand().step(0, 9).recording()
+
+    monkeypatch.setattr("perfnb.step.pass_order.capture_step", capture_step)
+    for name, word in (("recording_of", "recording"), ("with_later", "later")):
+        monkeypatch.setattr(f"perfnb.step.to_recording.{name}", made_by(word))
+    monkeypatch.setattr("perfnb.step.environment.place_in_job", lambda: {"world_size": ranks} if ranks > 1 else None)
+    monkeypatch.setattr("perfnb.telemetry.watcher.Watcher", lambda interval_s: nullcontext(interval_s))
+    monkeypatch.setattr(Analysis, "host_share", share)
+    profiling.run_profile(print, None, plan=None, models=None, namespace={}, quiet=True, **options)
+    assert (found, calls) == ([options["stacks"] is True, worth], made)
 
 
 def test_ceilings_that_a_layer_exceeds_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:

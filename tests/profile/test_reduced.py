@@ -13,7 +13,7 @@ import perfnb
 from perfnb.errors import RecordingError
 from perfnb.findings.finding import Findings
 from perfnb.profile.profile import Profile
-from perfnb.profile.reduced import summary_of_tables
+from perfnb.profile.reduced import ReducedProfile, summary_of_tables
 from perfnb.recording.saved_profile import REDUCED_TABLES
 from tests.findings.test_elementwise import trained
 
@@ -41,14 +41,19 @@ def test_a_reduced_profile_reports_the_same(whole: Profile, tmp_path: Path) -> N
             pd.testing.assert_frame_equal(getattr(profile, name), getattr(whole, name))
         assert profile._recording.events.empty
     assert reduced._reduced() is reduced
+    source = reduced._source
+    assert isinstance(source, ReducedProfile)
+    assert (source.of_rank(3).meta, source.meta["rank"]) == ({**source.meta, "rank": 3}, 0)
 
 
 def test_what_needs_the_trace_is_refused(whole: Profile, tmp_path: Path) -> None:
     reduced = whole._reduced()
-    for name in ("compiled", "compiled_regions", "collectives", "memory", "allocations", "roofline", "events"):
-        if name not in REDUCED_TABLES:
-            with pytest.raises(RecordingError, match="create the profile with keep_trace=True"):
-                getattr(reduced, name)
+    needed = ("compiled", "compiled_regions", "collectives", "memory", "allocations", "roofline", "events", "queue")
+    needed += ("kernel_ops", "gpu_steps", "gpu_idle", "launches", "critical_path", "path_savings")
+    assert not {*needed} & {*REDUCED_TABLES}
+    for name in needed:
+        with pytest.raises(RecordingError, match="create the profile with keep_trace=True"):
+            getattr(reduced, name)
     with pytest.raises(RecordingError, match="create the profile with keep_trace=True"):
         reduced.save_trace(tmp_path / "t.json")
     assert not list(tmp_path.iterdir())

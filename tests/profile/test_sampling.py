@@ -11,9 +11,7 @@ from torch import nn
 
 import perfnb
 from perfnb.profile import analysis, profiling
-from perfnb.step import environment
 from perfnb.step.budget import BRIEFLY_S, Plan
-from tests.recordings import ByHand
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -59,34 +57,6 @@ def test_stacks_are_sampled_if_the_host_takes_long_and_the_budget_has_time(monke
 
     assert sampled(p) > 0
     assert p.meta["stacks"] is False
-
-
-class AskedError(Exception):
-    """Has the arguments of the capture."""
-
-
-@pytest.mark.parametrize(
-    ("stacks", "ranks", "always", "decides"),
-    [(False, 1, False, False), (True, 1, True, False), ("auto", 1, False, True), ("auto", 2, False, False)],
-)
-def test_the_capture_decides_on_stacks_if_it_may(
-    stacks: Any, ranks: int, always: bool, decides: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def asked(*_: Any, **options: Any) -> None:
-        raise AskedError(options)
-
-    monkeypatch.setattr("perfnb.step.pass_order.capture_step", asked)
-    monkeypatch.setattr("perfnb.step.to_recording.recording_of", lambda *_: ByHand().step(0, 9).recording())
-    monkeypatch.setattr(environment, "place_in_job", lambda: {"rank": 0, "world_size": ranks} if ranks > 1 else None)
-    with pytest.raises(AskedError) as caught:
-        profile_of(stacks=stacks)
-
-    options = caught.value.args[0]
-    assert (options["stacks"], options["worth_sampling"] is not None) == (always, decides)
-    if decides:
-        for share, worth in ((0.15, False), (0.151, True)):
-            monkeypatch.setattr(analysis.Analysis, "host_share", share)
-            assert options["worth_sampling"](None) == worth
 
 
 def test_an_error_while_sampling_reaches_the_user(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,9 @@ import perfnb
 from perfnb.diff.comparison import ProfileComparison
 from perfnb.draw.document import Figure
 from perfnb.errors import RecordingError
+from perfnb.profile.outcome import outcome_of
 from perfnb.profile.profile import Profile
-from perfnb.profile.report import report_document
+from perfnb.profile.report import _figures, report_document
 from perfnb.profile.summary import Summary, device_words, hot_path, summarize
 from perfnb.recording.recording import Recording
 from perfnb.recording.saved_profile import SavedProfile
@@ -136,6 +137,9 @@ def test_each_known_figure_is_in_the_headline_with_its_basis() -> None:
     assert list(full) == ["step", "throughput", "tokens", "MFU", "traced step"]
     assert (full["tokens"].value, full["MFU"].value) == (5000.0, 0.25)
     assert full["MFU"].basis == "of the measured peak"
+    roofline: Any = SimpleNamespace(dtype="bfloat16")
+    (mfu,) = (each for each in _figures(replace(made, mfu=0.25, roofline=roofline)) if each.label == "MFU")
+    assert mfu.basis == "of the measured bfloat16 peak"
     varies = StepTimes((1.0,) * 6, None, 12)
     assert figures(replace(made, timing=varies))["throughput"].basis == "batch size varies"
 
@@ -195,7 +199,52 @@ def test_each_table_is_that_of_the_recording() -> None:
     empty = ("samples", "collectives", "compiled", "compiled_regions", "allocations", "memory", "lines")
     assert [len(getattr(p, name)) for name in empty] == [0] * len(empty)
     assert p.roofline is p.python is None
+    vars(p._analysis)["stacks"] = SimpleNamespace(record="of Python")
+    python = p.python
+    del vars(p._analysis)["stacks"]
+    assert python is not None
+    assert p.collectives.empty
     assert p._measured_here
+
+
+def test_the_tables_of_what_may_be_absent_are_those_of_the_analysis(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = pd.DataFrame({"self_ms": [1.0]})
+    monkeypatch.setattr("perfnb.profile.profile.collective_table", lambda calls, steps: (calls, steps))
+    monkeypatch.setattr("perfnb.profile.profile.roofline_result", lambda figures: figures)
+    watch: Any = SimpleNamespace(samples=lines)
+    p = Profile(replace(on_gpu()._recording, watch=watch))
+    stacks = SimpleNamespace(record="of Python", lines=lines)
+    vars(p._analysis).update(stacks=stacks, collectives="calls", roofline="figures")
+    given: Any = (p.collectives, p.roofline)
+    assert given == (("calls", 1), "figures")
+    for table in (p.lines, p.samples):
+        assert table.equals(lines)
+        assert table is not lines
+
+
+def test_the_step_times_are_those_of_the_timed_pass() -> None:
+    recording = on_gpu()._recording
+    passes = ["warmup", "warmup", "timed", "timed", "timed", "traced"]
+    steps = pd.DataFrame({"pass": pd.Categorical(passes), "wall_ms": [9.0, 8.0, 1.0, 3.0, 2.0, 7.0], "data_ms": 0.0})
+    steps["samples"] = pd.array([4, 4, 4, 4, 4, 9], dtype="Int64")
+    meta = {**recording.meta, "steady": False, "noise": {"gc_share": 0.5}}
+    timing = Profile(replace(recording, steps=steps, meta=meta)).timing
+    assert (timing.samples_ms, timing.warmup_ms) == ((1.0, 3.0, 2.0), (9.0, 8.0))
+    assert (timing.batch_size, timing.samples, timing.steady, timing.noise) == (4, 12, False, {"gc_share": 0.5})
+
+
+def test_an_outcome_has_the_figures_of_the_report() -> None:
+    memory: Any = SimpleNamespace(peak_bytes=7)
+    made = replace(summaries.small_cnn(), memory=memory)
+    known = outcome_of(made, {"host": "lab"})
+    assert (known.name, known.host, known.verdict) == ("small CNN", "lab", None)
+    assert (known.step_ms, known.step_ci_ms) == (made.timing.median_ms, made.timing.ci_ms)
+    assert known.data_share == made.phases.loc["data", "share"]
+    assert (known.peak_bytes, known.batch_size) == (7, 32)
+    traced = outcome_of(replace(made, timing=StepTimes(()), memory=None), {})
+    assert (traced.step_ms, traced.step_ci_ms, traced.peak_bytes) == (made.traced_ms, None, None)
 
 
 def test_a_profile_without_traced_steps_has_empty_tables_and_no_trace(tmp_path: Path) -> None:
@@ -205,6 +254,17 @@ def test_a_profile_without_traced_steps_has_empty_tables_and_no_trace(tmp_path: 
         assert getattr(p, name).empty
     with pytest.raises(RecordingError, match="no step was traced"):
         p.save_trace(tmp_path / "t.json")
+
+
+def test_a_profile_is_shown_with_its_timeline_and_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr("perfnb.profile.profile.show", lambda *given: shown.extend(given))
+    kept: Any = object()
+    p = Profile(on_gpu()._recording, kept)
+    p._ipython_display_()
+    summary, timeline, again, step = shown
+    assert (summary, step, again()) == (p._summary, kept, p._timeline)
+    assert len(timeline.of("stream")) == 1
 
 
 def test_a_trace_is_compressed_if_its_name_says_so(tmp_path: Path) -> None:

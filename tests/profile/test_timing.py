@@ -63,7 +63,7 @@ def test_the_verdict_is_open_where_steps_are_missing_or_were_not_steady() -> Non
 
 def test_two_times_are_drawn_and_one_is_not() -> None:
     assert view(samples_ms=(1.0,)).sections == ()
-    strip, series = view(samples_ms=(1.0, 3.0)).sections
+    strip, series = Timing((1.0, 3.0))._document().sections
     assert (strip.title, series.title) == ("Every step", "In order")
     assert list(series.at) == [1, 2]
     assert view(samples_ms=(1.0, 3.0), block=10).sections[0].title == "Every block of 10 steps"

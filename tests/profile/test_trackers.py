@@ -11,7 +11,7 @@ import torch
 import perfnb
 from perfnb.errors import PerfnbError
 from perfnb.experiments.ab_test import ABTest
-from perfnb.profile.trackers import Logged, log_at_once, log_result, open_runs
+from perfnb.profile.trackers import Logged, log_at_once, log_result, open_runs, require_log
 from perfnb.recording.outcome import make_outcome
 from tests.experiments.ab_samples import ENVIRONMENT, SAME, experiment
 from tests.loop.planted_runs import run, usual
@@ -74,13 +74,13 @@ def test_wandb_takes_everything_and_is_warned_of_steps_in_the_past(
     profile: perfnb.Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, open_run, calls = standins.wandb(monkeypatch, at=50)
-    assert profile.log_to(open_run, step=60) == profile.log_to(module) == []
-    late = profile.log_to(open_run, step=40)
+    assert profile.log_to(open_run, step=50) == profile.log_to(module) == []
+    late = profile.log_to(open_run, step=49)
     assert late == [
-        "The tracker did not accept step 40 for the figures: W&B does not accept earlier steps and is already at 50, "
+        "The tracker did not accept step 49 for the figures: W&B does not accept earlier steps and is already at 50, "
         "where everything else was logged."
     ]
-    assert [one["step"] for one in calls.of("log")] == [60, None, None]
+    assert [one["step"] for one in calls.of("log")] == [50, None, None]
     first = calls.of("log")[0]["data"]
     frame = first.pop("perfnb/profile/layers").frame
     assert first == names(profile)
@@ -90,8 +90,8 @@ def test_wandb_takes_everything_and_is_warned_of_steps_in_the_past(
     assert all(value is None for value in frame.drop(columns="layer").to_numpy()[unknown])
     page = calls.of("log_artifact")[0]
     assert (page["artifact_or_path"][0], page["name"], page["type"]) == (
-        "profile_step_60.html",
-        "perfnb-profile_step_60",
+        "profile_step_50.html",
+        "perfnb-profile_step_50",
         "profile",
     )
     assert calls.of("summary")[0] == {"d": {"perfnb/profile/verdict": profile._outcome().verdict}}
@@ -124,6 +124,12 @@ def test_aim_takes_the_report_if_it_has_a_place_for_files(
     assert tracked == names(profile)
     assert calls.of("set") == [{"key": "perfnb/profile/verdict", "value": profile._outcome().verdict}]
 
+    def fails(_: object) -> None:
+        raise TypeError
+
+    monkeypatch.setattr(type(aim_run), "artifacts_uri", property(fails), raising=False)  # as in some versions
+    assert len(profile.log_to(aim_run)) == 1
+
     aim_run, calls = standins.aim(monkeypatch, "file:///somewhere")
     assert profile.log_to(aim_run) == []
     (page,) = calls.of("log_artifact")
@@ -154,6 +160,10 @@ def test_runs_and_ab_tests_have_names_of_their_own(monkeypatch: pytest.MonkeyPat
 def test_anything_else_is_refused_in_a_sentence(profile: perfnb.Profile, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TypeError, match=r"^log_to requires an MLflow run or the mlflow module, .* not 'mlflow'\.$"):
         profile.log_to("mlflow")
+    for accepted in (True, False, standins.tensorboard()[0]):
+        require_log(accepted)
+    with pytest.raises(TypeError, match=r"^log_to requires an MLflow run or the mlflow module, .* not 1\.$"):
+        require_log(1)
     with pytest.raises(ValueError, match="step"):
         profile.log_to(standins.tensorboard()[0], step=-1)
     module, _, _ = standins.mlflow(monkeypatch)

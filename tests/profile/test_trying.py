@@ -59,7 +59,8 @@ def test_a_press_tells_progress_and_the_answer(told: Told, trier: Callable[[Trie
     assert Trying(KEPT, ["compile"], told).press("compile", 0)
 
     assert [state["running"] for state in told.states] == ["compile", "compile", "compile", None]
-    assert told.states[2]["words"] == "trial: step 3 of 20"
+    words = [state["words"] for state in told.states[:3]]
+    assert words == ["waiting for the running cell", "starting", "trial: step 3 of 20"]
     assert (told.states[2]["done"], told.states[2]["total"]) == (3, 20)
     assert told.states[-1]["count"] == 1
     assert told.states[-1]["answers"] == {"compile": {"said": "compile helps"}}
