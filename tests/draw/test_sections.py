@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perfnb.draw import as_html, bars, palette, svg, tables
+from perfnb.draw import as_html, as_text, bars, palette, svg, tables
 from perfnb.draw.as_html import section_html
 from perfnb.draw.as_text import document_text, scale_of, section_text
 from perfnb.draw.boxes import Box, boxes_svg
@@ -41,6 +41,7 @@ from perfnb.draw.document import (
     Verdict,
 )
 from perfnb.draw.palette import BLUE, mark
+from perfnb.draw.tree import TreeLine
 
 FORWARD, BACKWARD, LOSS = mark("forward"), mark("backward"), mark("loss")
 TIME, COST = Axis("t", "ms"), Axis("y", "ms")
@@ -69,6 +70,12 @@ def words_of(html: str) -> list[str]:
     return [words.strip() for words in re.split(r"<[^>]*>", html.replace("\u00a0", " ")) if words.strip()]
 
 
+def sides_of(html: str) -> list[str]:
+    """Return the alignments of the cells in each row of a table: left or right."""
+    rows = (re.findall(r'<t[dh][^>]*align="(.)', row) for row in html.split("<tr>")[1:])
+    return ["".join(row) for row in rows]
+
+
 ONE_BAR = Bars("", "ms", (Bar("", (Part(FORWARD, 6.0), Part(BACKWARD, 2.0), Part(LOSS, 0.0))),))
 TWO_BARS = Bars("", "ms", (Bar("a", (Part(FORWARD, 6.0), Part(BACKWARD, 2.0))), Bar("bb", (Part(FORWARD, 4.0),))))
 
@@ -95,6 +102,16 @@ def test_several_bars_have_one_scale() -> None:
     html = section_html(TWO_BARS)
     assert re.findall(r'aria-hidden="true" style="width:(\d+)px"', html) == ["240", "120"]
     assert words_of(html)[3:] == ["a", "8.00 ms", "6.00 ms", "2.00 ms", "bb", "4.00 ms", "4.00 ms"]
+
+
+def test_words_are_aligned_to_the_left_and_numbers_to_the_right() -> None:
+    columns = (Column("name"), Column("time", "ms"), Column("kind"), Column("calls", "count"))
+    table = Table("", columns, [("a", 1.0, "b", 2)], details=["It waits."])
+    assert sides_of(section_html(ONE_BAR)) == ["r", "lrr", "lrr"]  # heads without words have no side
+    assert sides_of(section_html(TWO_BARS)) == ["rrr", "llrrr", "llrrr"]
+    assert sides_of(section_html(EFFECTS))[:3] == ["lrl", "lrll", "l"]
+    assert sides_of(section_html(table)) == ["lrlr", "lrlr", "l"]
+    assert sides_of(section_html(Heat("", "ms", ["r"], ["a", "b"], [[1.0, 2.0]], "to"))) == ["lrr", "lrr"]
 
 
 def test_the_shortest_bar_can_be_seen() -> None:
@@ -177,9 +194,11 @@ def test_a_scale_without_gains_reaches_the_slowest() -> None:
 
 def test_a_narrow_page_has_no_scale_of_effects() -> None:
     row = Effect("x" * 40, 2.0, (1.0, 4.0), "slower")
-    wide, narrow = lines_of(Effects("", (row,)), 81), lines_of(Effects("", (row,)), 60)
-    assert "●" in wide[0]
-    assert narrow == ["x" * 15 + "…" + "x" * 15 + "  2.00 × [1.00, 4.00]  slower"]
+    assert lines_of(Effects("", (row,)), 76) == [
+        "x" * 12 + "…" + "x" * 11 + "  2.00 × [1.00, 4.00]  " + " " * 10 + "─────●─────" + "  slower"
+    ]
+    assert lines_of(Effects("", (row,)), 75) == ["x" * 40 + "  2.00 × [1.00, 4.00]  slower"]
+    assert lines_of(Effects("", (row,)), 60) == ["x" * 15 + "…" + "x" * 15 + "  2.00 × [1.00, 4.00]  slower"]
 
 
 def test_effects_say_what_counts_as_the_same() -> None:
@@ -238,6 +257,56 @@ def test_a_divided_bar_has_the_colours_of_its_parts() -> None:
     assert html.count("pf-inline-bar") == 3
 
 
+@pytest.mark.parametrize(
+    ("width", "name", "shown", "bar"),
+    [(60, 43, 43, True), (60, 44, 44, False), (79, 90, 71, False), (80, 90, 63, True), (80, 63, 63, True)],
+)
+def test_a_wide_page_shortens_names_to_make_room_for_bars(width: int, name: int, shown: int, bar: bool) -> None:
+    line = lines_of(Table("", COLUMNS, [("x" * name, 4.0)]), width)[2]
+    assert (line.index(" "), line.endswith(" 4.00 ms" + " ████████" * bar)) == (shown, True)
+
+
+@pytest.mark.parametrize(
+    ("width", "columns", "widths"),
+    [
+        (94, [0, 1, 2, 3, 4], [40, 7, 20, 7, 16]),
+        (93, [0, 1, 2, 3, 4], [39, 7, 20, 7, 16]),  # the name gives way first, down to twice the width of other words
+        (66, [0, 1, 2, 3, 4], [24, 7, 12, 7, 12]),
+        (62, [0, 1, 2, 3, 4], [22, 7, 11, 7, 11]),
+        (61, [0, 1, 2, 3], [29, 7, 15, 7]),  # a column with a priority is dropped before the name is short
+        (51, [0, 1, 2, 3], [23, 7, 11, 7]),
+        (50, [0, 1, 2], [27, 7, 14]),
+        (29, [0, 1, 2], [10, 7, 10]),  # columns without one are only dropped if the name would be very short
+        (28, [0, 1], [20, 7]),
+        (18, [0, 1], [10, 7]),
+        (17, [0], [17]),
+    ],
+)
+def test_which_columns_of_a_table_fit_and_how_wide_they_are(width: int, columns: list[int], widths: list[int]) -> None:
+    numbers = (Column("calls", "ms", 1), Column("a long head here", "ms", 2))
+    table = Table("", (Column("name"), Column("time", "ms"), Column("kind"), *numbers), [])
+    assert as_text._fitted(table, range(5), [40, 7, 20, 7, 8], width) == (columns, widths)
+
+
+@pytest.mark.parametrize(
+    ("last", "width", "name", "glyphs"),
+    [
+        ((), 5, 9, ""),
+        ((False,), 12, 9, "├─ "),
+        ((True,), 12, 99, "└ "),  # of a long name, ten characters are left
+        ((True,), 13, 99, "└─ "),
+        ((False, True, False), 18, 9, "│  " + "   " + "├─ "),
+        ((False, True, False), 17, 9, "│ " + "  " + "├ "),
+        ((False, True, False), 15, 9, "│ " + "  " + "├ "),
+        ((False, True, False), 14, 9, "3: "),
+    ],
+)
+def test_the_depth_of_a_row_is_drawn_if_there_is_room(
+    last: tuple[bool, ...], width: int, name: int, glyphs: str
+) -> None:
+    assert as_text._glyphs(TreeLine(0, len(last), last), width, name) == glyphs
+
+
 def test_a_table_lists_as_many_rows_as_its_budget_and_its_tail() -> None:
     rows = [*ROWS[:3], ("total", 5.0)]
     shown = Table("", COLUMNS, rows, tail=1, budget=Budget(text=1, html=2), details=["", "It waits.", "", ""])
@@ -269,13 +338,14 @@ def test_rows_of_a_tree_that_are_left_out_have_their_share() -> None:
 
 def test_a_line_of_a_series_reaches_to_its_next_value() -> None:
     lines = (Line(FORWARD, [1, 2, 4, None]), Line(BACKWARD, [8, 4, 2, 1]))
-    shown = Series("", TIME, COST, [0, 1, 2, 3], lines, {"cap": 9.0}, spans=((FORWARD, 0, 1), (BACKWARD, 2, 3)))
+    spans = ((FORWARD, 10, 11), (BACKWARD, 12, 13))
+    shown = Series("", TIME, COST, [10, 11, 12, 13], lines, {"cap": 9.0}, spans=spans)
     assert lines_of(shown) == [
         "forward  " + "▁" * 10 + "▂" * 11 + "▄" * 11 + " 1.00 ms to 4.00 ms",
         "backward " + "█" * 11 + "▄" * 11 + "▂" * 10 + " 1.00 ms to 8.00 ms",
         "         " + "█" * 11 + " " * 10 + "▓" * 11,
         "█ forward · ▓ backward",
-        "t from 0 ms to 3.00 ms · cap: 9.00 ms",
+        "t from 10.0 ms to 13.0 ms · cap: 9.00 ms",
     ]
 
 
@@ -305,8 +375,8 @@ def test_heights_on_a_logarithmic_axis_start_at_the_smallest_value() -> None:
 
 def test_a_line_is_drawn_with_its_band_levels_and_events() -> None:
     lines = (Line(FORWARD, [1, 2, 4, None]), Line(BACKWARD, [8, 4, 2, 1], [7, 3, 1, 1], [9, 5, None, 1]))
-    events = ((FORWARD, 0, 1), (LOSS, 2, 3), (LOSS, 1, 2))
-    shown = Series("Memory", TIME, COST, [0, 1, 2, 3], lines, {"cap": 9.0}, spans=events)
+    events = ((FORWARD, 10, 11), (LOSS, 12, 13), (LOSS, 11, 12))
+    shown = Series("Memory", TIME, COST, [10, 11, 12, 13], lines, {"cap": 9.0}, spans=events)
     html = section_html(shown)
     assert paths_of(html, FORWARD.colour) == ["M88.0 134.2L296.0 118.4L504.0 86.9", "M88.0 151.0h208.0v5.0h-208.0z"]
     assert paths_of(html, BACKWARD.colour) == [
@@ -317,11 +387,11 @@ def test_a_line_is_drawn_with_its_band_levels_and_events() -> None:
     assert 'fill-opacity="0.2"' in html
     assert '<path d="M88 8.0H720" stroke="currentColor" stroke-dasharray' in html
     assert re.findall(r'aria-label="([^"]*)"', html.replace("\u00a0", " ")) == [
-        "forward: 1.00 ms to 4.00 ms; backward: 1.00 ms to 8.00 ms; t from 0 ms to 3.00 ms; cap: 9.00 ms"
+        "forward: 1.00 ms to 4.00 ms; backward: 1.00 ms to 8.00 ms; t from 10.0 ms to 13.0 ms; cap: 9.00 ms"
     ]
     assert words_of(html)[:7] == [
         *("Memory", "forward: 1.00 ms to 4.00 ms", "backward: 1.00 ms to 8.00 ms"),
-        *("Meanwhile:", "forward", "loss", "0 ms"),
+        *("Meanwhile:", "forward", "loss", "10 ms"),
     ]
     assert "Meanwhile" not in section_html(Series("Memory", TIME, COST, [0, 1, 2, 3], lines))
 
