@@ -45,6 +45,10 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"sections": (Bars("Phases", "ms", (Bar("", PARTS, 13.0),)),)},
         "Phases: the parts of the bar add up to 12.0 ms, not 13.0 ms",
     ),
+    "parts beyond their total": (
+        {"sections": (Bars("Phases", "ms", (Bar("", PARTS, 11.93),)),)},
+        "Phases: the parts of the bar add up to 12.0 ms, not 11.9 ms",
+    ),
     "a part below 0": (
         {"sections": (Bars("Phases", "ms", (Bar("A", (Part(mark("loss"), -1.0),)),)),)},
         "Phases: a part of A is below 0",
@@ -73,6 +77,10 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a child before its parent": (
         table([("a", 1.0), ("b", 1.0)], nesting=Nesting([1, -1], [1.0, 1.0])),
+        "Layers: a row comes before its parent",
+    ),
+    "a row that is its own parent": (
+        table([("a", 1.0)], nesting=Nesting([0], [1.0])),
         "Layers: a row comes before its parent",
     ),
     "a detail too few": (table([("a", 1.0)], details=[]), "Layers: 0 details for 1 rows"),
@@ -106,8 +114,9 @@ def test_a_contradiction_is_an_error_in_tests_and_a_note_for_users(kind: str, mo
 
 
 def test_rounding_and_unknown_numbers_are_no_contradiction() -> None:
-    nearly = Bars("Phases", "ms", (Bar("", PARTS, 12.01),))
-    figures = (Figure("step", 1.0, "ms", (1.0000001, 1.2)), Figure("rate", None, "/s", (1.0, 2.0)))
+    nearly = Bars("Phases", "ms", (Bar("", PARTS, 12.06), Bar("", (*PARTS, Part(mark("loss"), 0.0)), 11.95)))
+    intervals = ((1.000001, 1.2), (0.8, 0.999999), (1.0, 1.0))
+    figures = (*(Figure("step", 1.0, "ms", each) for each in intervals), Figure("rate", None, "/s", (1.0, 2.0)))
     notes = ("Said twice.", "Said twice.")
     assert Document("profile", figures=figures, sections=(nearly,), notes=notes).notes == ("Said twice.",)
 

@@ -77,7 +77,9 @@ def sides_of(html: str) -> list[str]:
 
 
 ONE_BAR = Bars("", "ms", (Bar("", (Part(FORWARD, 6.0), Part(BACKWARD, 2.0), Part(LOSS, 0.0))),))
-TWO_BARS = Bars("", "ms", (Bar("a", (Part(FORWARD, 6.0), Part(BACKWARD, 2.0))), Bar("bb", (Part(FORWARD, 4.0),))))
+TWO_BARS = Bars(
+    "", "ms", (Bar("a", (Part(FORWARD, 6.0), Part(BACKWARD, 2.0))), Bar("bb", (Part(FORWARD, 4.0), Part(LOSS, 0.0))))
+)
 
 
 def test_a_bar_is_divided_in_proportion_to_its_parts() -> None:
@@ -246,6 +248,16 @@ def test_bars_behind_rows_have_eighths_of_a_cell(value: float, drawn: str) -> No
     assert line.partition("s")[2].strip() == drawn
 
 
+def test_only_long_names_may_be_broken_across_lines() -> None:
+    html = section_html(Table("", COLUMNS, [("ab", 1.0), ("x" * 24, 1.0), ("x" * 25, 1.0), (" ", 1.0)]))
+    assert re.findall(r'<(th|td)[^>]*min-width:(\d+)ch"', html) == [
+        ("th", "2"),
+        ("th", "24"),
+        ("th", "24"),
+        ("td", "1"),
+    ]
+
+
 def test_a_divided_bar_has_the_colours_of_its_parts() -> None:
     columns = (Column("name"), Column("time", "ms", bar=True, marks=(FORWARD, BACKWARD)))
     rows = [("a", Split(4.0, (1.0, 3.0))), ("b", Split(2.0, (None, 1.0))), ("c", Split(1.0, (None, None)))]
@@ -334,6 +346,8 @@ def test_rows_of_a_tree_that_are_left_out_have_their_share() -> None:
     html = section_html(shown)
     assert "&nbsp;" * 4 + "… 2 more layers, 50\u00a0%" in html
     assert "<em>+1</em>" in html
+    for column in (Column("share", "share"), Column("time", "ms", bar=True)):
+        assert as_text.left_out_words(Table("", (columns[0], column), rows, noun="layer"), [1, 2]) == "2 more layers"
 
 
 def test_a_line_of_a_series_reaches_to_its_next_value() -> None:
@@ -485,6 +499,8 @@ def test_names_of_dots_do_not_overlap() -> None:
     def names_at(*places: tuple[float, float]) -> int:
         return len(list(as_html._names_of(dots[: len(places)], places)))
 
+    anchors = [label[2] for label in labels_of("".join(as_html._names_of(dots[:2], [(503, 20), (505, 200)])))]
+    assert anchors == ["start", "end"]
     assert names_at((100, 100), (269.9, 112.9)) == 1
     assert names_at((100, 100), (270, 100)) == 2
     assert names_at((100, 100), (100, 113)) == 2
