@@ -293,13 +293,15 @@ def test_a_clock_needs_three_collectives(count: int, known: bool) -> None:
 
 
 def test_the_spread_of_a_clock_is_half_of_the_middle_half_of_its_differences() -> None:
-    end = ends(500, 5)
-    off = np.array([-4000, -1000, 0, 3000, 9000])
+    """Ranks 0 and 2 share nothing, but both share with rank 1. Offsets and spreads add up along the chain."""
+    end, off = ends(500, 5), np.array([-4000, -1000, 0, 3000, 9000])
+    first, second = (table(1, end + 7_000 + late, 9_000, group=group) for group, late in (("a", off), ("b", 0)))
+    tables = {0: table(0, end, 9_000, group="a"), 1: pd.concat([first, second], ignore_index=True)}
 
-    _, clocks = matching({0: table(0, end, 9_000), 1: table(1, end + 7_000 + off, 9_000)})
+    _, clocks = matching({**tables, 2: table(2, end + 2_000 + off // 2, 9_000, group="b")})
 
-    assert clocks["ahead_us"].tolist() == pytest.approx([0, 7])
-    assert clocks["spread_us"].tolist() == pytest.approx([0, (3 + 1) / 2])
+    assert clocks["ahead_us"].tolist() == pytest.approx([0, 7, 2])
+    assert clocks["spread_us"].tolist() == pytest.approx([0, 2, 3])
 
 
 def test_collectives_of_another_kind_group_or_step_are_not_the_same() -> None:
