@@ -60,6 +60,7 @@ def test_what_cannot_be_seen_is_spelled_out():
 def test_long_names_lose_their_middle():
     shown = escape.plain("begin" + "x" * 10_000 + "end", 21)
     assert (len(shown), shown[:5], shown[-3:], shown.count("…")) == (21, "begin", "end", 1)
+    assert [len(escape.plain("é" * length)) for length in (199, 200, 201, 402, 403)] == [199, *[200] * 4]
 
 
 def test_wide_characters_count_twice():

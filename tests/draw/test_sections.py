@@ -215,7 +215,7 @@ ROWS: list[tuple[Any, ...]] = [("a", 4.0), ("b", 1.0), ("c", 0.0), ("d", None)]
 
 
 def test_bars_behind_rows_are_drawn_to_the_largest() -> None:
-    shown = Table("", COLUMNS, ROWS)
+    shown = Table("", COLUMNS, [*ROWS, ("e", 0.001)])
     assert lines_of(shown) == [
         "name    time",
         "─────────────────────",
@@ -223,12 +223,14 @@ def test_bars_behind_rows_are_drawn_to_the_largest() -> None:
         "b    1.00 ms ██",
         "c       0 ms",
         "d        n/a",
+        "e    1.00 µs ▏",
         "n/a: not measured, or not applicable to this row",
     ]
     html = section_html(shown)
     assert re.findall(r'style="width:(\d+)px;margin-right:(\d+)px">(▇+)<', html) == [
         ("72", "5", "▇" * 8),
         ("18", "59", "▇▇"),
+        ("1", "76", "▇"),
     ]
     assert '<span title="what it took">time</span>' in html
 
@@ -346,6 +348,8 @@ def test_rows_of_a_tree_that_are_left_out_have_their_share() -> None:
     html = section_html(shown)
     assert "&nbsp;" * 4 + "… 2 more layers, 50\u00a0%" in html
     assert "<em>+1</em>" in html
+    deep = Table("", columns, [rows[0], ("a" * 99, 0.5), *rows[2:]], nesting, budget=Budget(text=3))
+    assert lines_of(deep)[3] == f"├─ {'a' * 24}…{'a' * 23} +1  50 %"
     for column in (Column("share", "share"), Column("time", "ms", bar=True)):
         assert as_text.left_out_words(Table("", (columns[0], column), rows, noun="layer"), [1, 2]) == "2 more layers"
 
