@@ -15,11 +15,13 @@ from perfnb.ranks.collectives import (
     TwoRanks,
     _frequent,
     _nearest_place,
+    collectives,
     matching,
     waited_for,
     waits,
     with_waiting,
 )
+from tests.traces_by_hand import Trace
 
 AHEAD_NS = 5_000_000_000
 
@@ -37,6 +39,37 @@ def ends(gap_us: int | str, count: int, seed: int = 0) -> np.ndarray:
     if gap_us == "uneven":
         gaps[::7] = 9_000_000  # bursts, then nothing
     return np.asarray(np.cumsum(gaps)) + 1_700_000_000_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("others", "found"),
+    [
+        ([], [(10, 20, True)]),  # the operator that started it
+        ([("nccl:all_reduce", 12, 18)], []),  # which only launched a kernel
+        ([("nccl:coalesced", 12, 18)], [(10, 20, True)]),
+        ([("gloo:all_reduce", 12, 50)], [(12, 50, True)]),
+        ([("gemm", 30, 60)], []),
+        ([("ncclDevKernel_AllReduce", 30, 60)], [(30, 60, False)]),
+        (
+            [("ncclDevKernel_AllReduce", 70, 90), ("ncclDevKernel_AllReduce", 5, 9), ("gloo:all_reduce", 12, 50)],
+            [(5, 9, False), (70, 90, False), (12, 50, True)],
+        ),
+    ],
+)
+def test_collectives_ran_on_the_device_or_else_on_the_host(
+    others: list[tuple[str, int, int]], found: list[tuple[int, int, bool]]
+) -> None:
+    trace = Trace().event("ProfilerStep#4", 0, 100, "user_annotation").event("c10d::allreduce_", 10, 20)
+    for name, begin, end in others:
+        _ = trace.event(name, begin, end, "user_annotation") if ":" in name else trace.work(name, begin, end)
+
+    rows = collectives(trace.frame(), 3, 1000)
+
+    columns = [rows[name].tolist() for name in ("start_ns", "end_ns", "on_host")]
+    assert list(zip(*columns, strict=True)) == [(1000 + 1000 * a, 1000 + 1000 * b, host) for a, b, host in found]
+    expected = [3, 4, "allreduce", ""]
+    assert rows[["rank", "step", "kind", "group"]].to_numpy().tolist() == [expected] * len(found)
+    assert collectives(trace.frame(), 3, 1000, step=7)["step"].tolist() == [7] * len(found)
 
 
 @pytest.mark.parametrize("gap_us", [50, "uneven"])
@@ -222,6 +255,34 @@ def test_pairs_in_order_must_agree_in_three_of_four_to_a_quarter_of_their_distan
     assert clocks["ahead_us"].notna().tolist() == [True, known]
     if known:
         assert clocks.loc[1, "ahead_us"] == pytest.approx(AHEAD_NS / 1e3)
+
+
+@pytest.mark.parametrize(
+    ("alike", "mine", "others", "known"), [(2, 0, 0, False), (3, 0, 0, True), (4, 5, 4, True), (4, 6, 5, False)]
+)
+def test_three_and_half_of_the_collectives_must_have_a_place_in_the_order(
+    alike: int, mine: int, others: int, known: bool
+) -> None:
+    """Only kinds of which both ranks have as many have an order."""
+    keys = [np.array([0] * alike + [1] * rest) for rest in (mine, others)]
+    both = TwoRanks(*(Ends(key, np.arange(len(key)) * 10**6, key < 0) for key in keys))
+
+    assert both._by_order() == (0 if known else None)
+
+
+@pytest.mark.parametrize(
+    ("uneven", "lost", "known"), [(1, [0], False), (1, [6], True), (2, [0, 12], False), (3, [0, 12], True)]
+)
+def test_an_offset_must_fit_better_than_any_other_by_more_than_are_lost(
+    uneven: int, lost: list[int], known: bool
+) -> None:
+    gaps = np.full(12, 200_000)
+    gaps[1 : 2 * uneven : 2] += 90_000
+    end = np.cumsum([10**9, *gaps])
+
+    _, clocks = matching({0: table(0, end, 9_000), 1: table(1, np.delete(end, lost) + AHEAD_NS, 9_000)})
+
+    assert clocks["ahead_us"].dropna().tolist() == [0, AHEAD_NS / 1e3][: 1 + known]
 
 
 def two_ranks(end: list[int], other: list[int], keys: list[int] | None = None) -> TwoRanks:
