@@ -19,7 +19,7 @@ from perfnb.draw import escape
 from perfnb.draw.as_html import document_html
 from perfnb.draw.as_json import document_data, plain
 from perfnb.draw.as_markdown import document_markdown
-from perfnb.draw.as_text import LEAST, document_line, document_text, section_text
+from perfnb.draw.as_text import document_line, document_text, section_text
 from perfnb.draw.document import (
     Axis,
     Code,
@@ -235,46 +235,31 @@ def test_tabs_follow_the_document_with_those_that_are_upfront_first() -> None:
 
 def test_a_document_in_one_line_has_its_subject_or_its_kind() -> None:
     verdict = Verdict("good", "It is fast.")
-    lines = [document_line(Document("profile", subject, verdict=verdict)) for subject in ("net", "")]
-    assert lines == ["net: It is fast.", "profile: It is fast."]
-    assert document_line(Document("profile")) == "profile"
+    shown = Document("profile", "net", verdict=verdict), Document("profile", verdict=verdict), Document("profile")
+    assert [*map(document_line, shown)] == ["net: It is fast.", "profile: It is fast.", "profile"]
 
 
-def test_text_is_as_wide_as_the_terminal_but_never_very_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    widths = []
-    for columns in ("20", "60", "133"):
-        monkeypatch.setenv("COLUMNS", columns)
-        widths.append(usual_width())
-    assert widths == [60, 60, 133]
+@pytest.mark.parametrize(("columns", "width"), [("20", 60), ("60", 60), ("133", 133)])
+def test_text_is_as_wide_as_the_terminal_but_never_very_narrow(
+    columns: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert usual_width() == width
     monkeypatch.setattr("perfnb.draw.documented.in_notebook", lambda: True)
     assert usual_width() == 100
-    assert document_text(everything(), 20) == document_text(everything(), 60)
 
 
 def test_rows_inside_rows_share_their_texts_and_have_six_digits() -> None:
-    inner = Inner(
-        "Layers", (Column("layer"), Column("ms", "ms")), [("a", 1.23456789), ("b", 2), ("a", None)], [0, 0, 1]
-    )
-    data = document_data(Document("profile", sections=(Table("", (Column("kernel"),), [("k",)], inner=inner),)))
-    found = data["sections"][0]["inner"]
-    assert {name: found[name] for name in ("rows", "names", "owner", "selects")} == {
-        **{"rows": [[0, 1.23457], [1, 2], [0, None]], "names": ["a", "b"], "owner": [0, 0, 1], "selects": ""}
-    }
+    columns, rows = (Column("layer"), Column("ms", "ms")), [("a", 1.23456789), ("b", 2), ("a", None)]
+    data = plain(Inner("Layers", columns, rows, [0, 0, 1]))
+    assert (data["rows"], data["names"], data["owner"]) == ([[0, 1.23457], [1, 2], [0, None]], ["a", "b"], [0, 0, 1])
     assert plain(pd.NA) is None
 
 
 @pytest.mark.parametrize(("script", "html", "still"), [("", "<p>", "<p>"), ("a.js", "<p>", ""), ("", None, "")])
 def test_only_a_picture_without_a_script_is_sent_as_html(script: str, html: str | None, still: str) -> None:
-    picture = Picture("kind", "", html=None if html is None else lambda: html, data=lambda: [1], script=script)
-    (found,) = document_data(Document("profile", sections=(picture,)))["sections"]
-    assert (found["still"], found["data"]) == (still, [1])
-
-
-def test_columns_give_way_in_the_order_of_their_priority() -> None:
-    columns = (Column("layer"), *(Column(f"figure {n}", "ms", priority=n % 3) for n in range(7)))
-    shown = Document("profile", sections=(Table("", columns, [("conv", *[1.5] * 7)]),))
-    assert "Not shown at this width: figure 5." in document_text(shown, LEAST)
-    assert "Not shown" not in document_text(shown, 100)
+    data = plain(Picture("kind", "", html=None if html is None else lambda: html, data=lambda: [1], script=script))
+    assert (data["still"], data["data"]) == (still, [1])
 
 
 def test_code_keeps_its_indentation() -> None:

@@ -283,17 +283,12 @@ def test_a_wide_page_shortens_names_to_make_room_for_bars(width: int, name: int,
 @pytest.mark.parametrize(
     ("width", "columns", "widths"),
     [
-        (94, [0, 1, 2, 3, 4], [40, 7, 20, 7, 16]),
-        (93, [0, 1, 2, 3, 4], [39, 7, 20, 7, 16]),  # the name gives way first, down to twice the width of other words
-        (66, [0, 1, 2, 3, 4], [24, 7, 12, 7, 12]),
-        (62, [0, 1, 2, 3, 4], [22, 7, 11, 7, 11]),
-        (61, [0, 1, 2, 3], [29, 7, 15, 7]),  # a column with a priority is dropped before the name is short
-        (51, [0, 1, 2, 3], [23, 7, 11, 7]),
-        (50, [0, 1, 2], [27, 7, 14]),
-        (29, [0, 1, 2], [10, 7, 10]),  # columns without one are only dropped if the name would be very short
-        (28, [0, 1], [20, 7]),
-        (18, [0, 1], [10, 7]),
-        (17, [0], [17]),
+        *[(94, [0, 1, 2, 3, 4], [40, 7, 20, 7, 16]), (93, [0, 1, 2, 3, 4], [39, 7, 20, 7, 16])],
+        # The name gives way first, down to twice the width of other words.
+        *[(62, [0, 1, 2, 3, 4], [22, 7, 11, 7, 11]), (61, [0, 1, 2, 3], [29, 7, 15, 7])],
+        *[(51, [0, 1, 2, 3], [23, 7, 11, 7]), (50, [0, 1, 2], [27, 7, 14])],
+        # A column with a priority is dropped before the name is short, and others before it is very short.
+        *[(29, [0, 1, 2], [10, 7, 10]), (28, [0, 1], [20, 7]), (18, [0, 1], [10, 7]), (17, [0], [17])],
     ],
 )
 def test_which_columns_of_a_table_fit_and_how_wide_they_are(width: int, columns: list[int], widths: list[int]) -> None:
@@ -305,14 +300,10 @@ def test_which_columns_of_a_table_fit_and_how_wide_they_are(width: int, columns:
 @pytest.mark.parametrize(
     ("last", "width", "name", "glyphs"),
     [
-        ((), 5, 9, ""),
-        ((False,), 12, 9, "├─ "),
-        ((True,), 12, 99, "└ "),  # of a long name, ten characters are left
-        ((True,), 13, 99, "└─ "),
-        ((False, True, False), 18, 9, "│  " + "   " + "├─ "),
-        ((False, True, False), 17, 9, "│ " + "  " + "├ "),
-        ((False, True, False), 15, 9, "│ " + "  " + "├ "),
-        ((False, True, False), 14, 9, "3: "),
+        *[((), 5, 9, ""), ((False,), 12, 9, "├─ ")],
+        *[((True,), 12, 99, "└ "), ((True,), 13, 99, "└─ ")],  # of a long name, ten characters are left
+        *[((False, True, False), 18, 9, "│     ├─ "), ((False, True, False), 17, 9, "│   ├ ")],
+        *[((False, True, False), 15, 9, "│   ├ "), ((False, True, False), 14, 9, "3: ")],
     ],
 )
 def test_the_depth_of_a_row_is_drawn_if_there_is_room(
@@ -412,15 +403,6 @@ def test_a_line_is_drawn_with_its_band_levels_and_events() -> None:
         *("Meanwhile:", "forward", "loss", "10 ms"),
     ]
     assert "Meanwhile" not in section_html(Series("Memory", TIME, COST, [0, 1, 2, 3], lines))
-
-
-def test_the_words_of_a_level_lie_above_it_unless_it_is_at_the_top() -> None:
-    values = (Line(FORWARD, [100.0, 100.0]),)
-    html = section_html(Series("", TIME, COST, [0, 1], values, {"half": 50.0, "most": 100.0}))
-    assert [label[:3] for label in labels_of(html) if label[3] in ("half", "most")] == [
-        ("92", "76", "start"),
-        ("92", "20", "start"),
-    ]
 
 
 @pytest.mark.parametrize(
