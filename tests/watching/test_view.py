@@ -298,15 +298,19 @@ def test_what_is_unknown_is_null() -> None:
 
 
 def test_devices_that_are_read_at_times_of_their_own_share_a_grid() -> None:
-    rows = [(f"gpu{n}", 2.0 * tick + 0.003 * n, 2.0, {"power_w": 10.0 * tick + n}) for tick in range(9) for n in (0, 1)]
-    made = samples.summary([row for row in rows if row[1] != 8.0], interval_s=2.0)
+    at = [7.0 + 2.0 * tick for tick in range(9)]
+    rows = [(f"gpu{n}", t + 0.003 * n, 2.0, {"power_w": 5 * t + n}) for t in at for n in (0, 1)]
+    made = samples.summary([row for row in rows if row[1] != 15.0], interval_s=2.0)
     times, values = on_grid(made.samples, made.charts, 2.0, 100)
-    assert times.tolist() == [2.0 * tick for tick in range(9)]
-    assert values["gpu1", "power_w"].tolist() == [10.0 * tick + 1 for tick in range(9)]
+    assert times.tolist() == at
+    assert values["gpu1", "power_w"].tolist() == [5 * t + 1 for t in at]
     assert np.isnan(values["gpu0", "power_w"][4])
     coarse, values = on_grid(made.samples, made.charts, 2.0, 3)
     assert len(coarse) == 3
-    assert values["gpu1", "power_w"][0] == np.mean([1.0, 11.0])
+    assert values["gpu1", "power_w"][0] == np.mean([36.0, 46.0])
+    # A reading counts as long as it covers, and the first one for an interval.
+    two = samples.summary([("gpu0", 7.0, None, {"power_w": 8.0}), ("gpu0", 7.1, 1.5, {"power_w": 4.0})])
+    assert on_grid(two.samples, two.charts, 0.5, 1)[1]["gpu0", "power_w"].tolist() == [5.0]
 
 
 def test_while_it_runs_charts_of_what_may_come_are_there() -> None:
