@@ -198,13 +198,18 @@ def test_the_static_picture_shows_tracks_of_boxes_and_curves_of_memory() -> None
     assert alt.endswith("other, forward, loss, backward, optimizer")
     # 0.744 pixels per µs from 136 on, and rows of 15: phases at 0, layers at 23, the thread at 61, the stream at 99.
     found = boxes(drawn)
+    assert {top for each in found.values() for _, top, _ in each} == {0, 23, 38, 61, 76, 99}  # at most two of a thread
     forward, backward = (found[palette.mark(name).colour] for name in ("forward", "backward"))
-    assert forward[0] == (173.2, 0, 222.6)  # from 50 to 350
-    assert {(173.2, 23, 222.6), (180.6, 38, 73.8), (188.1, 61, 58.9), (508.0, 99, 73.8)} <= set(forward)
-    assert {(470.8, 0, 170.5), (470.8, 23, 14.3), (493.1, 38, 66.4)} <= set(backward)
-    assert re.findall(r">(Memory[^<]*|[^<]* at most)<", drawn) == [
-        *["Memory, cuda:0", "3.00 MiB at most", "Memory, CPU", "1.00 MiB at most"]
+    assert forward == [
+        *[(173.2, 0, 222.6), (173.2, 23, 222.6), (180.6, 38, 73.8), (269.9, 38, 118.4), (188.1, 61, 58.9)],
+        *[(277.4, 61, 29.2), (314.6, 61, 66.4), (210.4, 76, 0.4), (508.0, 99, 73.8)],
     ]
+    assert {(470.8, 0, 170.5), (470.8, 23, 14.3), (493.1, 38, 66.4)} <= set(backward)
+    assert re.findall(r'<text x="130" y="(\d+)"[^>]*>([^<]*)<', drawn) == [
+        *[("11", "Phases"), ("34", "Layers"), ("72", "Thread 1 (main)"), ("110", "GPU 0, stream 7")],
+        *[("142", "Memory, cuda:0"), ("156", "3.00 MiB at most"), ("194", "Memory, CPU"), ("208", "1.00 MiB at most")],
+    ]
+    assert re.findall(r'<text x="(\d+)" y="238"', drawn) == ["136", "322", "508", "694", "880"]
     assert re.findall(r'd="(M136 [12]..H[^"]*Z)"', drawn) == [
         *["M136 166H136V166V166H508V126V126H880V166Z", "M136 218H136V218V218H508V178V178H880V218Z"]
     ]
