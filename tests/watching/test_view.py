@@ -117,7 +117,7 @@ def table_of(document: Document, title: str) -> Table:
 
 
 def test_figures_are_those_of_the_summary() -> None:
-    made = samples.server()
+    made = replace(samples.server(), cost_percent=50.0)
     shown = watch_document(made)
     rows = {(row[0], row[1]): row[2:] for row in table_of(shown, "Over the whole watch").rows}
     assert len(rows) == len(made.table)
@@ -127,7 +127,10 @@ def test_figures_are_those_of_the_summary() -> None:
     assert written[3] == Value(made.table.at[("process", "disk_write_bytes_per_s"), "total"], "bytes")
     assert rows["GPU 0", "energy"][3].number == made.table.at[("gpu0", "energy_j"), "total"]
     assert shown.figures[0].value == pytest.approx(made.table.at[("gpu0", "busy_percent"), "median"] / 100)
-    assert shown.facts[:3] == ("watched for 2:00 min", "every 0.5 s", "240 readings, 1 missed")
+    assert shown.facts == (
+        *("watched for 2:00 min", "every 0.5 s", "240 readings, 1 missed", "99 % within 500 ms of the previous one"),
+        "the sampler used 50 % of one core",
+    )
     assert "GPU 0: PCIe counters cannot be read at times: not permitted." in shown.notes
     assert "no NVIDIA driver on this machine" in watch_document(samples.laptop()).notes
     assert watch_document(samples.laptop(running=True)).facts[0].startswith("watching for")
