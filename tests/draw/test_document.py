@@ -152,18 +152,6 @@ def test_stacked_lines_are_drawn_on_top_of_each_other() -> None:
     assert Series("Memory", time, size, [0, 1], lines).drawn == lines
 
 
-@pytest.mark.parametrize("parts", [2, 5])
-def test_a_value_does_not_reach_the_cell_where_the_next_one_begins(parts: int) -> None:
-    time, size, values = Axis("time", "ms"), Axis("alive", "bytes"), [8.0, *[1.0] * parts]
-    shown = Series("Memory", time, size, list(range(parts + 1)), (Line(mark("forward"), values),))
-    for width in range(60, 80):
-        (line,) = (
-            line for line in document_text(Document("memory", sections=(shown,)), width).splitlines() if "█" in line
-        )
-        high, low = line.count("█"), line.count("▁")
-        assert high == -(-(high + low) // parts), width
-
-
 def test_parts_of_one_mark_are_one_entry_below_their_bar() -> None:
     parts = (Part(mark("forward"), 1.0), Part(mark("loss"), 2.0), Part(mark("forward"), 1.0))
     shown = Document("memory", sections=(Bars("Blocks", "ms", (Bar("", parts),)),))

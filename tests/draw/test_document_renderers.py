@@ -11,30 +11,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from perfnb import quantities as fmt
 from perfnb.draw import escape
 from perfnb.draw.as_html import document_html
-from perfnb.draw.as_json import document_data, plain
+from perfnb.draw.as_json import document_data
 from perfnb.draw.as_markdown import document_markdown
 from perfnb.draw.as_text import document_line, document_text, section_text
-from perfnb.draw.document import (
-    Axis,
-    Code,
-    Column,
-    Document,
-    Figure,
-    Heat,
-    Inner,
-    Line,
-    Picture,
-    Series,
-    Table,
-    Verdict,
-    words,
-)
+from perfnb.draw.document import Axis, Code, Column, Document, Figure, Heat, Line, Series, Table, Verdict, words
 from perfnb.draw.documented import Documented, usual_width
 from perfnb.draw.live import document_page
 from perfnb.draw.palette import mark
@@ -207,32 +192,6 @@ def test_a_column_in_which_nothing_is_known_is_left_out() -> None:
     assert document_data(shown)["sections"][0]["rows"] == [["conv", None, 1.5], ["linear", None, None]]
 
 
-def test_tabs_follow_the_document_with_those_that_are_upfront_first() -> None:
-    tabs = (
-        Document("memory", sections=(Code("y"), Code("z"))),
-        Document("empty"),
-        Document("only figures", figures=(Figure("peak", 2.0, "ms"),)),
-        Document("verdict", verdict=Verdict("good", "Yes"), upfront=True, sections=(Code("v", "Title"),)),
-    )
-    shown = Document("profile", "net", sections=(Code("x"),), tabs=tabs, notes=("A note.",))
-    assert document_text(shown, 60).split("\n\n") == [
-        *("perfnb · profile · net", "x", "Verdict\nYes", "Title\nv", "Memory\ny", "z"),
-        *("Only figures\npeak 2.00 ms", "Notes\n• A note."),
-    ]
-    assert document_text(Document("empty")) == "perfnb · empty"
-    heads = re.findall(r"<strong>(.*?)</strong>", document_html(shown))
-    assert heads == [
-        "profile",
-        "Verdict",
-        '<span aria-hidden="true">✓</span> Yes',
-        "Title",
-        "Memory",
-        "Only figures",
-        "Notes",
-    ]
-    assert "<strong>empty</strong>" in document_html(Document("empty"))
-
-
 def test_a_document_in_one_line_has_its_subject_or_its_kind() -> None:
     verdict = Verdict("good", "It is fast.")
     shown = Document("profile", "net", verdict=verdict), Document("profile", verdict=verdict), Document("profile")
@@ -247,19 +206,6 @@ def test_text_is_as_wide_as_the_terminal_but_never_very_narrow(
     assert usual_width() == width
     monkeypatch.setattr("perfnb.draw.documented.in_notebook", lambda: True)
     assert usual_width() == 100
-
-
-def test_rows_inside_rows_share_their_texts_and_have_six_digits() -> None:
-    columns, rows = (Column("layer"), Column("ms", "ms")), [("a", 1.23456789), ("b", 2), ("a", None)]
-    data = plain(Inner("Layers", columns, rows, [0, 0, 1]))
-    assert (data["rows"], data["names"], data["owner"]) == ([[0, 1.23457], [1, 2], [0, None]], ["a", "b"], [0, 0, 1])
-    assert plain(pd.NA) is None
-
-
-@pytest.mark.parametrize(("script", "html", "still"), [("", "<p>", "<p>"), ("a.js", "<p>", ""), ("", None, "")])
-def test_only_a_picture_without_a_script_is_sent_as_html(script: str, html: str | None, still: str) -> None:
-    data = plain(Picture("kind", "", html=None if html is None else lambda: html, data=lambda: [1], script=script))
-    assert (data["still"], data["data"]) == (still, [1])
 
 
 def test_code_keeps_its_indentation() -> None:

@@ -6,10 +6,12 @@ import math
 import re
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from perfnb.draw import as_html, as_text, bars, palette, svg, tables
 from perfnb.draw.as_html import section_html
+from perfnb.draw.as_json import plain
 from perfnb.draw.as_text import document_text, scale_of, section_text
 from perfnb.draw.boxes import Box, boxes_svg
 from perfnb.draw.document import (
@@ -26,7 +28,9 @@ from perfnb.draw.document import (
     Dot,
     Effect,
     Effects,
+    Figure,
     Heat,
+    Inner,
     Line,
     Link,
     Nesting,
@@ -356,6 +360,12 @@ def test_a_line_of_a_series_reaches_to_its_next_value() -> None:
         "█ forward · ▓ backward",
         "t from 10.0 ms to 13.0 ms · cap: 9.00 ms",
     ]
+
+
+def test_a_value_does_not_reach_the_cell_at_whose_start_the_next_one_begins() -> None:
+    assert as_text._binned([10, 11, 12], [8.0, 1.0, 1.0], 4) == [8, 8, 1, 1]
+    assert as_text._binned([10, 11, 12], [8.0, 1.0, 1.0], 5) == [8, 8, 8, 1, 1]
+    assert as_text._binned([10, 10], [8.0, 1.0], 2) == [8, 1]
 
 
 def test_stacked_lines_have_a_row_for_their_sum() -> None:
@@ -706,3 +716,42 @@ def test_a_level_is_named_above_its_line_if_there_is_room(y: float, label: float
     drawn = as_html._level("cap", y)
     assert f"M{as_html._LEFT} {y:.1f}H" in drawn
     assert drawn.endswith(svg.label(as_html._LEFT + 4, label, "start", "cap"))
+
+
+def test_tabs_follow_the_document_with_those_that_are_upfront_first() -> None:
+    tabs = (
+        Document("memory", sections=(Code("y"), Code("z"))),
+        Document("empty"),
+        Document("only figures", figures=(Figure("peak", 2.0, "ms"),)),
+        Document("verdict", verdict=Verdict("good", "Yes"), upfront=True, sections=(Code("v", "Title"),)),
+    )
+    shown = Document("profile", "net", sections=(Code("x"),), tabs=tabs, notes=("A note.",))
+    assert document_text(shown, 60).split("\n\n") == [
+        *("perfnb · profile · net", "x", "Verdict\nYes", "Title\nv", "Memory\ny", "z"),
+        *("Only figures\npeak 2.00 ms", "Notes\n• A note."),
+    ]
+    assert document_text(Document("empty")) == "perfnb · empty"
+    heads = re.findall(r"<strong>(.*?)</strong>", as_html.document_html(shown))
+    assert heads == [
+        "profile",
+        "Verdict",
+        '<span aria-hidden="true">✓</span> Yes',
+        "Title",
+        "Memory",
+        "Only figures",
+        "Notes",
+    ]
+    assert "<strong>empty</strong>" in as_html.document_html(Document("empty"))
+
+
+def test_rows_inside_rows_share_their_texts_and_have_six_digits() -> None:
+    columns, rows = (Column("layer"), Column("ms", "ms")), [("a", 1.23456789), ("b", 2), ("a", None)]
+    data = plain(Inner("Layers", columns, rows, [0, 0, 1]))
+    assert (data["rows"], data["names"], data["owner"]) == ([[0, 1.23457], [1, 2], [0, None]], ["a", "b"], [0, 0, 1])
+    assert plain(pd.NA) is None
+
+
+@pytest.mark.parametrize(("script", "html", "still"), [("", "<p>", "<p>"), ("a.js", "<p>", ""), ("", None, "")])
+def test_only_a_picture_without_a_script_is_sent_as_html(script: str, html: str | None, still: str) -> None:
+    data = plain(Picture("kind", "", html=None if html is None else lambda: html, data=lambda: [1], script=script))
+    assert (data["still"], data["data"]) == (still, [1])

@@ -458,20 +458,12 @@ def test_other_texts_are_not_taken_for_host_profiles(tmp_path: Path, text: str) 
     assert format_of(written(tmp_path, text)) is None
 
 
-@pytest.mark.parametrize(
-    ("head", "is_one"),
-    [
-        *[
-            ("# a comment\n//another\n\na;b 1\n", True),
-            ("a;b 1\nx\n", False),
-            ("a;b 1\nc 2\nx\n", True),
-            ("a 1\n", False),
-        ],
-        *[("a;b 1\n" + "x" * (2**15 - 7), False), ("a;b 1\n" + "x" * (2**15 - 6), True)],  # its last line is cut
-    ],
-)
-def test_most_lines_of_collapsed_stacks_are_stacks_with_counts(head: str, is_one: bool) -> None:
-    assert collapsed.recognised(head.encode()) == is_one
+def test_most_lines_of_collapsed_stacks_are_stacks_with_counts() -> None:
+    cut = "a;b 1\n" + "x" * (2**15 - 6)  # the last line of a longer file
+    for head in ("# a comment\n//another\n\na;b 1\n", "a;b 1\nc 2\nx\n", cut):
+        assert collapsed.recognised(head.encode())
+    for head in ("a;b 1\nx\n", "a 1\n", cut[:-1]):
+        assert not collapsed.recognised(head.encode())
 
 
 @pytest.mark.parametrize("content", [COLLAPSED, json.dumps(SPEEDSCOPE), statistics(), PERF, marshal.dumps({})])
