@@ -77,6 +77,8 @@ def test_short_events_of_a_line_that_are_near_become_blocks_of_what_most_of_them
         *[JOINED, "op", "op", JOINED, JOINED, "op"]
     ]
     assert [size_of_coarser(line, shortest) for shortest in (0, 6, 9, 10, 11)] == [10, 8, 8, 6, 4]
+    instants = by_hand([(start, 0, 0, kind) for start, kind in enumerate(("forward", "forward", "backward"))])
+    assert all_told(coarser(instants, 10)) == [[("3 short events", 0, 2, 0, "forward")]]
 
 
 def test_the_longest_events_are_kept_and_of_equals_the_first() -> None:

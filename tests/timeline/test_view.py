@@ -76,7 +76,7 @@ def test_what_the_browser_unpacks_is_what_was_packed() -> None:
     header, arrays = unpacked(timeline_bytes(line, range(len(line.layers)), LARGE)[0])
 
     rows = line.rows
-    for name in ("start", "duration", "layer", "launch", "forward", "depth", "kind"):
+    for name in ("start", "duration", "layer", "launch", "forward", "depth", "kind", "detail"):
         assert arrays[name].tolist() == rows[name].tolist()
     assert [header["names"][code] for code in arrays["name"]] == [line.names[code] for code in rows["name"]]
     assert [header["categories"][code] for code in arrays["category"]] == [line.categories[c] for c in rows["category"]]
@@ -260,7 +260,7 @@ def test_without_a_gpu_the_verdict_is_about_the_main_thread() -> None:
 
 
 def test_work_after_the_end_of_the_step_is_in_the_picture() -> None:
-    line = timeline(training().kernel("gemm", 1950, 2800, 3000))
+    line = timeline(training().kernel("gemm", 1950, 2800, 3000).event("less", 1960, 1970, "kernel", device=0, stream=9))
 
     shown = timeline_document(line)
 
@@ -288,7 +288,9 @@ def test_of_many_threads_the_busiest_are_drawn_and_listed() -> None:
     assert step is not None
     drawn = [track.title for track in shown_tracks(step) if track.kind == "thread"]
     assert drawn == ["Thread 1 (main)", "Thread 37", "Thread 38", "Thread 39"]
-    text = document_text(timeline_document(line)).splitlines()
+    shown = timeline_document(line)
+    assert shown.verdict.sentence == "Step 0 takes 1.00 ms: the main thread is busy for 50 % of it."
+    text = document_text(shown).splitlines()
     assert text[-1] == "… 32 more tracks"
     listed = [" ".join(row.split()[:2]) for row in text[-9:-1]]
     assert listed == ["Phases other", "Thread 1", *(f"Thread {thread}" for thread in range(39, 33, -1))]
