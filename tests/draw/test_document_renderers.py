@@ -288,7 +288,8 @@ def test_a_result_that_is_displayed_is_described_once(monkeypatch: pytest.Monkey
     static, live = displayed
     assert "Hello: 2.00 ms" in static["text/plain"]
     assert "perfnb-static-live" in static["text/html"]
-    assert "application/vnd.jupyter.widget-view+json" in live
+    view = live["application/vnd.jupyter.widget-view+json"]
+    assert (view["version_major"], view["version_minor"]) == (2, 0)
 
 
 def test_a_live_view_follows_its_static_twin_if_widgets_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,6 +205,8 @@ def test_a_narrow_page_has_no_scale_of_effects() -> None:
     ]
     assert lines_of(Effects("", (row,)), 75) == ["x" * 40 + "  2.00 × [1.00, 4.00]  slower"]
     assert lines_of(Effects("", (row,)), 60) == ["x" * 15 + "…" + "x" * 15 + "  2.00 × [1.00, 4.00]  slower"]
+    long = Effect("x" * 40, 2.0, (1.0, 4.0), "v" * 40)
+    assert lines_of(Effects("", (long,))) == [f"xxxxxx…xxxxxx  2.00 × [1.00, 4.00]  {'v' * 12}…{'v' * 11}"]
 
 
 def test_effects_say_what_counts_as_the_same() -> None:
@@ -606,6 +608,16 @@ def test_names_of_columns_that_do_not_fit_are_listed() -> None:
     columns = (Column("name"), Column("dtype", priority=1), *(Column(f"time {place}", "ms") for place in range(8)))
     (line,) = (line for line in lines_of(Table("", columns, [("a", "float", *[1.5] * 8)])) if "Not shown" in line)
     assert line == "Not shown at this width: dtype, time 7."
+
+
+def test_long_and_deep_code_is_broken_below_its_indentation() -> None:
+    assert as_text._code("    " + "x" * 70 + "\n" + " " * 40 + "y", 60) == [
+        *("    " + "x" * 56, "    " + "x" * 14, " " * 30 + "y")
+    ]
+
+
+def test_numbers_in_a_column_of_words_are_short() -> None:
+    assert [as_text.cell_words(cell, "text") for cell in (3, 2.5, None, math.nan)] == ["3", "2.5", "", ""]
 
 
 def test_facts_are_not_broken_if_they_fit_into_a_line() -> None:
