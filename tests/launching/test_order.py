@@ -259,7 +259,7 @@ def test_a_script_is_called_with_its_arguments_and_its_last_profile_counts(
     monkeypatch.setattr(Ran, "saves", staticmethod(lambda folder: perfnb.Timing((1.0,)).save(folder / "step_1")))
     with pytest.raises(PerfnbError, match="The ranks saved a Timing instead of profiles"):
         perfnb.profile_ranks(script, 1)
-    assert ran[-1] == "ended"
+    assert (ran[-2][0].at, ran[-1]) == (100, "ended")
     with pytest.raises(ValueError, match="at must be"):
         perfnb.profile_ranks(script, 1, at=-1)
 
