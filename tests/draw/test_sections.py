@@ -312,9 +312,7 @@ def test_which_columns_of_a_table_fit_and_how_wide_they_are(width: int, columns:
         *[((False, True, False), 15, 9, "│   ├ "), ((False, True, False), 14, 9, "3: ")],
     ],
 )
-def test_the_depth_of_a_row_is_drawn_if_there_is_room(
-    last: tuple[bool, ...], width: int, name: int, glyphs: str
-) -> None:
+def test_the_depth_of_a_row_is_drawn(last: tuple[bool, ...], width: int, name: int, glyphs: str) -> None:
     assert as_text._glyphs(TreeLine(0, len(last), last), width, name) == glyphs
 
 

@@ -133,9 +133,7 @@ def test_a_script_makes_its_own(option: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("cores", "most", "said"), [(0.5, 64, "1 core"), (16.9, 64, "16 cores"), (17.0, 68, "17 c")])
-def test_64_ranks_or_four_per_core_can_be_started(
-    cores: float, most: int, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_64_ranks_or_4_per_core_can_start(cores: float, most: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfnb.step.environment.usable_cpus", lambda: cores)
     monkeypatch.setattr("perfnb.launching.rank.gpu_count", lambda: 0)
     orders = [order_for("function", ranks, {}) for ranks in (most, 5)]

@@ -242,9 +242,7 @@ def test_pairs_in_order_must_agree_in_three_of_four_to_a_quarter_of_their_distan
 @pytest.mark.parametrize(
     ("alike", "mine", "others", "known"), [(2, 0, 0, False), (3, 0, 0, True), (4, 5, 4, True), (4, 6, 5, False)]
 )
-def test_three_and_half_of_the_collectives_must_have_a_place_in_the_order(
-    alike: int, mine: int, others: int, known: bool
-) -> None:
+def test_three_and_half_of_the_collectives_have_an_order(alike: int, mine: int, others: int, known: bool) -> None:
     """Only kinds of which both ranks have as many have an order."""
     keys = [np.array([0] * alike + [1] * rest) for rest in (mine, others)]
     both = TwoRanks(*(Ends(key, np.arange(len(key)) * 10**6, key < 0) for key in keys))
@@ -257,9 +255,7 @@ def test_three_and_half_of_the_collectives_must_have_a_place_in_the_order(
     [(0, [0], False), (1, [0], False), (1, [6], True), (2, [0, 12], False), (3, [0, 12], True)],
 )
 @pytest.mark.parametrize("gap_us", [50, 200])
-def test_an_offset_must_fit_better_than_any_other_by_more_than_are_lost(
-    gap_us: int, uneven: int, lost: list[int], known: bool
-) -> None:
+def test_an_offset_must_fit_clearly_better_than_others(gap_us: int, uneven: int, lost: list[int], known: bool) -> None:
     gaps = np.full(12, gap_us * 1000)
     gaps[1 : 2 * uneven : 2] += gap_us * 450
     end = np.cumsum([10**9, *gaps])
