@@ -143,7 +143,8 @@ def test_times_that_int64_cannot_tell_apart_are_not_known() -> None:
     end = ends(500, 9)
     far = np.array([-(2**63) + 10**6, *range(10**6, 9 * 10**6, 10**6)], dtype=np.int64)
 
-    for one, other in ((end, far), (far, far), (far, -end)):
+    near, wide = end - end[0], np.arange(9) * 2**56
+    for one, other in ((end, far), (far, far), (far, -end), (near, near + 2**62), (wide, wide)):
         _, clocks = matching({0: table(0, one, 0), 1: table(1, other, 0)})
         assert clocks["ahead_us"].isna().tolist() == [False, True]
 
@@ -338,14 +339,14 @@ def test_a_clock_needs_three_collectives(count: int, known: bool) -> None:
 
 def test_the_spread_of_a_clock_is_half_of_the_middle_half_of_its_differences() -> None:
     """Ranks 0 and 2 share nothing, but both share with rank 1. Offsets and spreads add up along the chain."""
-    end, off = ends(500, 5), np.array([-4000, -1000, 0, 3000, 9000])
+    end, off = ends(500, 8), np.array([0, 0, 0, 40, 40, 40, 400, 400]) * 1000  # the last two are too far off
     first, second = (table(1, end + 7_000 + late, 9_000, group=group) for group, late in (("a", off), ("b", 0)))
     tables = {0: table(0, end, 9_000, group="a"), 1: pd.concat([first, second], ignore_index=True)}
 
-    _, clocks = matching({**tables, 2: table(2, end + 2_000 + off // 2, 9_000, group="b")})
+    _, clocks = matching({**tables, 2: table(2, end + 2_000 + off, 9_000, group="b")})
 
-    assert clocks["ahead_us"].tolist() == pytest.approx([0, 7, 2])
-    assert clocks["spread_us"].tolist() == pytest.approx([0, 2, 3])
+    assert clocks["ahead_us"].tolist() == pytest.approx([0, 7 + 20, 2 + 20 + 20])
+    assert clocks["spread_us"].tolist() == pytest.approx([0, 20, 40])
 
 
 def test_collectives_of_another_kind_group_or_step_are_not_the_same() -> None:

@@ -95,13 +95,15 @@ def calls(*rows: tuple[int, int, int, int | None]) -> pd.DataFrame:
 
 def test_a_finding_about_communication_keeps_the_share_that_is_transfer() -> None:
     names = "collectives", "small buckets", "every micro-step", "compute"
-    found = reported(*(finding(None, name, 22.0) for name in names)).table
+    found = reported(*(finding(None, name, 22.0) for name in names), finding(None, "optimizer", 1.0)).table
 
     def kept(*rows: tuple[int, int, int, int | None], rank: int = 0) -> dict[str, float]:
         table = without_waiting(found, calls(*rows), rank, LATE)
         assert (table["bound_share"] * 100).tolist() == pytest.approx(table["bound_ms"].tolist())
         assert table.loc[table["bound_ms"] == 22.0, "evidence"].eq("evidence of rank None").all()
-        return dict(zip(table["bottleneck"], table["bound_ms"], strict=True))
+        bounds = dict(zip(table["bottleneck"], table["bound_ms"], strict=True))
+        assert bounds.pop("optimizer") == 1.0  # it has nothing to do with waiting
+        return bounds
 
     assert kept((0, 10, 10, 10), rank=1) == dict.fromkeys(names, 22.0)  # the late rank itself does not wait
     assert kept((0, 10, 10, 0), (20, 30, 10, None)) == dict.fromkeys(names, 22.0)

@@ -28,7 +28,7 @@ def differences(*steps: tuple[float, ...]) -> pd.DataFrame:
         ([(10.0, 9.0, 11.0, 8.0, -1.0)], False, False),
         ([(1.0,) * 6 + (-1.0,)], False, False),  # as likely as 8 of 128
         ([(1.0,) * 7 + (-1.0,)], True, False),  # 9 of 256
-        ([(5.0, 3.0), (0.1, 22.0, 1.0)], True, False),
+        ([(5.0, 3.0, 0.0), (0.1, 22.0, 1.0, 0.0)], True, False),  # equal waits do not count
         ([(10.0,), (10.5,), (9.6,)], True, False),  # three steps that agree
         ([(0.1,), (0.5,), (9.0,)], False, False),  # and three that do not
         ([(10.0, 0.0), (10.5, 0.0)], False, True),
@@ -39,6 +39,7 @@ def test_the_verdict_needs_evidence(steps: list[tuple[float, ...]], certain: boo
     found = judge_lateness(1, differences(*steps), 2)
 
     assert (found.certain, found.too_few) == (certain, too_few)
+    assert found.longer == sum(ms > 0 for each in steps for ms in each)
     assert (found.low_ms is not None) == (certain and len(steps) > 2)
 
 
