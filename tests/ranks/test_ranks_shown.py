@@ -10,7 +10,7 @@ import pytest
 
 import perfnb
 from perfnb.draw import palette
-from perfnb.draw.document import Bars
+from perfnb.draw.document import Bars, Heat
 from tests.ranks.rank_traces import rank_trace, written
 from tests.samples import texts
 from tests.samples.ranks import DOCUMENTS
@@ -63,8 +63,10 @@ def gpu(name: str) -> list[dict[str, Any]]:
 
 
 def test_the_straggler_of_a_few_ranks_is_that_of_those_loaded(tmp_path: Path) -> None:
-    few = [rank_trace(late, distributedInfo={"rank": rank, "world_size": 8}) for rank, late in ((2, 0), (5, 150))]
+    few = [rank_trace(ms, steps=2, distributedInfo={"rank": n, "world_size": 8}) for n, ms in ((2, 0), (5, 150))]
     ranks = perfnb.load(written(tmp_path, few))
+    (waits,) = (section for section in ranks._document().sections if isinstance(section, Heat))
+    assert waits.values == [pytest.approx([0.6, 0.6]), [0, 0]]
 
     text = " ".join(str(ranks).split())
     assert ranks.straggler == 5
