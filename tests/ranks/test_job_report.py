@@ -72,6 +72,7 @@ def test_the_timed_step_of_the_slowest_rank_comes_first_and_unlike_traced_ones_a
     step, traced = document({0: 18.7, 1: 19.6}, 20.0).figures
     assert (step.value, step.basis) == (19.6, "median of 200 timed steps, rank 1, the slowest")
     assert (traced.label, traced.basis) == ("traced step", "mean of 3 steps, as below")
+    assert document({1: 19.6}, 20.0).figures[0].basis == "median of 200 timed steps"
     assert [figure.basis for figure in document({}, 20.0).figures] == ["as traced, mean of 3 steps"]
     for traced_ms, unlike in ((199.0, True), (200.0, False), (450.0, False), (451.0, True)):
         assert any("unlike timed steps" in note for note in document({0: 9.0, 1: 300.0}, traced_ms).notes) == unlike

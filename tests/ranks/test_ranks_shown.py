@@ -73,6 +73,7 @@ def test_the_straggler_of_a_few_ranks_is_that_of_those_loaded(tmp_path: Path) ->
     assert "Only 2 of 8 ranks are loaded. Some of the waits may be for ranks that are missing (6)." in text
     assert "Held up by rank 5: making it as fast as the others could save up to 0.600 ms of 5.00 ms per step" in text
     assert ranks._document().subject == "2 ranks of 8"
+    assert "Only 1 of 8 ranks is loaded." in str(perfnb.load([tmp_path / "rank0.json"]))
     (tmp_path / "all").mkdir()
     whole = [rank_trace(late, distributedInfo={"rank": rank, "world_size": 2}) for rank, late in ((0, 0), (1, 150))]
     text = " ".join(str(perfnb.load(written(tmp_path / "all", whole))).split())
@@ -116,6 +117,7 @@ def test_one_rank_is_not_several(tmp_path: Path) -> None:
     page = ranks.to_html(tmp_path / "ranks.html").read_text("utf-8")
     assert "<title>1 rank · perfnb</title>" in page
     assert "1 ranks" not in page + str(ranks)
+    assert "may not belong to the same job" not in " ".join(str(ranks).split())
 
 
 def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:
