@@ -182,14 +182,15 @@ def test_a_function_uses_the_gpu_of_its_rank_and_tracebacks_show_the_lines_of_ce
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(linecache, "cache", {})
     told: list[Any] = []
-    monkeypatch.setattr(rank, "profile_in_group", lambda *given: told.append(given[2:4]))
+    monkeypatch.setattr(rank, "profile_in_group", lambda *given: told.extend([given[2:4], given[5]()]))
+    monkeypatch.setattr(os, "_exit", lambda code: f"exit {code}")
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: told.append("ended"))
     monkeypatch.setattr(torch.cuda, "set_device", told.append)
     ordered(tmp_path, kind="function", gpus=2, lines={"<cell>": ["1\n", "22"]})
 
     rank.run(tmp_path, 1)
 
-    assert told == [1, (1, 2), "ended"]
+    assert told == [1, (1, 2), "exit 1", "ended"]  # a rank whose step fails ends at once
     assert linecache.cache == {"<cell>": (4, None, ["1\n", "22"], "<cell>")}
     assert linecache.getline("<cell>", 2) == "22"
 
