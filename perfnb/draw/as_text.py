@@ -507,9 +507,7 @@ def span_words(values: Sequence[float], axis: Axis) -> str:
 
 
 def axis_words(axis: Axis, values: Sequence[float]) -> list[str]:
-    """Describe the range of an axis, or return an empty list if the axis is empty."""
-    if not values:
-        return []
+    """Describe the range of an axis."""
     return [f"{axis.label} from {words(min(values), axis.unit)} to {words(max(values), axis.unit)}"]
 
 

@@ -49,8 +49,8 @@ def plain(text: Any, width: int = MAX_NAME) -> str:
     raw = str(text)
     if len(raw) <= width and raw.isascii() and raw.isprintable():
         return raw  # nearly all names are printable
-    if len(raw) > 2 * width + 2:  # there is no need to translate characters that will not be shown
-        raw = raw[: width + 1] + raw[-width - 1 :]
+    kept = width + 1  # on both sides, because there is no need to translate characters that will not be shown
+    raw = raw[:kept] + raw[max(kept, len(raw) - kept) :]
     shown, marks = [], 0
     for char in unicodedata.normalize("NFC", raw):
         marks = marks + 1 if unicodedata.combining(char) else 0

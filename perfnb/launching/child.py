@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -94,9 +93,7 @@ def tell_failure(folder: Path, rank: int, error: BaseException) -> None:
     with suppress(Exception):
         import cloudpickle
 
-        packed = cloudpickle.dumps(error)
-        pickle.loads(packed)  # some exceptions can be pickled but not unpickled
-        tell(folder / f"raised_{rank}", packed)
+        tell(folder / f"raised_{rank}", cloudpickle.dumps(error))
     with suppress(OSError):  # if the folder no longer exists, no process is interested in the exception
         tell(path, json.dumps(facts))
 

@@ -138,7 +138,7 @@ class FollowedRanks:
                 raise CaptureError(self._how_it_ended())
         rank = first["rank"]
         error: BaseException | None = None
-        with suppress(Exception):
+        with suppress(Exception):  # some exceptions can be pickled but not unpickled
             error = pickle.loads((self._folder / f"raised_{rank}").read_bytes())
         if not isinstance(error, Exception):
             words = escape.plain(f"{first['kind']}: {first['message']}", 500)

@@ -76,7 +76,7 @@ def host_rank(recording: Recording) -> HostRank:
         {phase: [float(sums.get((step, phase), 0.0)) for step in range(len(traced))] for phase in PHASES}
     )
     phases.index = pd.Index(traced, name="step")
-    layers = cells.groupby(["phase", "layer"])["ms"].sum().div(max(attribution.steps, 1)).reset_index()
+    layers = cells.groupby(["phase", "layer"])["ms"].sum().div(attribution.steps).reset_index()
     return HostRank(phases, layers, collective_calls(recording, attribution), host_lane(attribution, traced))
 
 

@@ -18,9 +18,9 @@ from perfnb.draw import escape
 from perfnb.draw.as_html import document_html
 from perfnb.draw.as_json import document_data
 from perfnb.draw.as_markdown import document_markdown
-from perfnb.draw.as_text import LEAST, document_text, section_text
+from perfnb.draw.as_text import document_line, document_text, section_text
 from perfnb.draw.document import Axis, Code, Column, Document, Figure, Heat, Line, Series, Table, Verdict, words
-from perfnb.draw.documented import Documented
+from perfnb.draw.documented import Documented, usual_width
 from perfnb.draw.live import document_page
 from perfnb.draw.palette import mark
 from perfnb.draw.shown import WIDGET_VIEW, show_live
@@ -192,11 +192,18 @@ def test_a_column_in_which_nothing_is_known_is_left_out() -> None:
     assert document_data(shown)["sections"][0]["rows"] == [["conv", None, 1.5], ["linear", None, None]]
 
 
-def test_columns_give_way_in_the_order_of_their_priority() -> None:
-    columns = (Column("layer"), *(Column(f"figure {n}", "ms", priority=n % 3) for n in range(7)))
-    shown = Document("profile", sections=(Table("", columns, [("conv", *[1.5] * 7)]),))
-    assert "Not shown at this width: figure 5." in document_text(shown, LEAST)
-    assert "Not shown" not in document_text(shown, 100)
+def test_a_document_in_one_line_has_its_subject_or_its_kind() -> None:
+    verdict = Verdict("good", "It is fast.")
+    shown = Document("profile", "net", verdict=verdict), Document("profile", verdict=verdict), Document("profile")
+    assert [*map(document_line, shown)] == ["net: It is fast.", "profile: It is fast.", "profile"]
+
+
+def test_text_is_as_wide_as_the_terminal_but_never_very_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns, width in (("20", 60), ("133", 133)):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert usual_width() == width
+    monkeypatch.setattr("perfnb.draw.documented.in_notebook", lambda: True)
+    assert usual_width() == 100
 
 
 def test_code_keeps_its_indentation() -> None:
@@ -279,7 +286,8 @@ def test_a_result_that_is_displayed_is_described_once(monkeypatch: pytest.Monkey
     static, live = displayed
     assert "Hello: 2.00 ms" in static["text/plain"]
     assert "perfnb-static-live" in static["text/html"]
-    assert "application/vnd.jupyter.widget-view+json" in live
+    view = live["application/vnd.jupyter.widget-view+json"]
+    assert (view["version_major"], view["version_minor"]) == (2, 0)
 
 
 def test_a_live_view_follows_its_static_twin_if_widgets_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:

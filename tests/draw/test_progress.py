@@ -97,10 +97,13 @@ def test_a_terminal_gets_a_bar_on_stderr_without_a_thread(monkeypatch, nothing_l
     before, interval = threading.active_count(), tqdm.monitor_interval
     with Progress() as advance:
         advance("warmup", 1, 5)
-        advance("timed", 3, 20)
+        advance("timed", 3, 20, "a note")
         assert threading.active_count() == before
-    assert "warm-up" in sys.stderr.getvalue()
-    assert "3/20" in sys.stderr.getvalue()
+    *drawn, cleared, rest = sys.stderr.getvalue().split("\r")
+    assert list(dict.fromkeys(line.partition(": ")[0] for line in drawn if ": " in line)) == ["warm-up", "timed"]
+    assert "3/20" in drawn[-1]
+    assert drawn[-1].endswith("a note]")
+    assert (cleared.strip(), rest) == ("", "")
     assert tqdm.monitor_interval == interval
 
 

@@ -6,10 +6,12 @@ import math
 import re
 from typing import Any
 
+import pandas as pd
 import pytest
 
-from perfnb.draw import as_html, bars, palette, svg, tables
+from perfnb.draw import as_html, as_text, bars, palette, svg, tables
 from perfnb.draw.as_html import section_html
+from perfnb.draw.as_json import plain
 from perfnb.draw.as_text import document_text, scale_of, section_text
 from perfnb.draw.boxes import Box, boxes_svg
 from perfnb.draw.document import (
@@ -26,7 +28,9 @@ from perfnb.draw.document import (
     Dot,
     Effect,
     Effects,
+    Figure,
     Heat,
+    Inner,
     Line,
     Link,
     Nesting,
@@ -41,6 +45,7 @@ from perfnb.draw.document import (
     Verdict,
 )
 from perfnb.draw.palette import BLUE, mark
+from perfnb.draw.tree import TreeLine
 
 FORWARD, BACKWARD, LOSS = mark("forward"), mark("backward"), mark("loss")
 TIME, COST = Axis("t", "ms"), Axis("y", "ms")
@@ -69,8 +74,16 @@ def words_of(html: str) -> list[str]:
     return [words.strip() for words in re.split(r"<[^>]*>", html.replace("\u00a0", " ")) if words.strip()]
 
 
+def sides_of(html: str) -> list[str]:
+    """Return the alignments of the cells in each row of a table: left or right."""
+    rows = (re.findall(r'<t[dh][^>]*align="(.)', row) for row in html.split("<tr>")[1:])
+    return ["".join(row) for row in rows]
+
+
 ONE_BAR = Bars("", "ms", (Bar("", (Part(FORWARD, 6.0), Part(BACKWARD, 2.0), Part(LOSS, 0.0))),))
-TWO_BARS = Bars("", "ms", (Bar("a", (Part(FORWARD, 6.0), Part(BACKWARD, 2.0))), Bar("bb", (Part(FORWARD, 4.0),))))
+TWO_BARS = Bars(
+    "", "ms", (Bar("a", (Part(FORWARD, 6.0), Part(BACKWARD, 2.0))), Bar("bb", (Part(FORWARD, 4.0), Part(LOSS, 0.0))))
+)
 
 
 def test_a_bar_is_divided_in_proportion_to_its_parts() -> None:
@@ -95,6 +108,16 @@ def test_several_bars_have_one_scale() -> None:
     html = section_html(TWO_BARS)
     assert re.findall(r'aria-hidden="true" style="width:(\d+)px"', html) == ["240", "120"]
     assert words_of(html)[3:] == ["a", "8.00 ms", "6.00 ms", "2.00 ms", "bb", "4.00 ms", "4.00 ms"]
+
+
+def test_words_are_aligned_to_the_left_and_numbers_to_the_right() -> None:
+    columns = (Column("name"), Column("time", "ms"), Column("kind"), Column("calls", "count"))
+    table = Table("", columns, [("a", 1.0, "b", 2)], details=["It waits."])
+    assert sides_of(section_html(ONE_BAR)) == ["r", "lrr", "lrr"]  # heads without words have no side
+    assert sides_of(section_html(TWO_BARS)) == ["rrr", "llrrr", "llrrr"]
+    assert sides_of(section_html(EFFECTS))[:3] == ["lrl", "lrll", "l"]
+    assert sides_of(section_html(table)) == ["lrlr", "lrlr", "l"]
+    assert sides_of(section_html(Heat("", "ms", ["r"], ["a", "b"], [[1.0, 2.0]], "to"))) == ["lrr", "lrr"]
 
 
 def test_the_shortest_bar_can_be_seen() -> None:
@@ -177,9 +200,13 @@ def test_a_scale_without_gains_reaches_the_slowest() -> None:
 
 def test_a_narrow_page_has_no_scale_of_effects() -> None:
     row = Effect("x" * 40, 2.0, (1.0, 4.0), "slower")
-    wide, narrow = lines_of(Effects("", (row,)), 81), lines_of(Effects("", (row,)), 60)
-    assert "●" in wide[0]
-    assert narrow == ["x" * 15 + "…" + "x" * 15 + "  2.00 × [1.00, 4.00]  slower"]
+    assert lines_of(Effects("", (row,)), 76) == [
+        "x" * 12 + "…" + "x" * 11 + "  2.00 × [1.00, 4.00]  " + " " * 10 + "─────●─────" + "  slower"
+    ]
+    assert lines_of(Effects("", (row,)), 75) == ["x" * 40 + "  2.00 × [1.00, 4.00]  slower"]
+    assert lines_of(Effects("", (row,)), 60) == ["x" * 15 + "…" + "x" * 15 + "  2.00 × [1.00, 4.00]  slower"]
+    long = Effect("x" * 40, 2.0, (1.0, 4.0), "v" * 40)
+    assert lines_of(Effects("", (long,))) == [f"xxxxxx…xxxxxx  2.00 × [1.00, 4.00]  {'v' * 12}…{'v' * 11}"]
 
 
 def test_effects_say_what_counts_as_the_same() -> None:
@@ -194,7 +221,7 @@ ROWS: list[tuple[Any, ...]] = [("a", 4.0), ("b", 1.0), ("c", 0.0), ("d", None)]
 
 
 def test_bars_behind_rows_are_drawn_to_the_largest() -> None:
-    shown = Table("", COLUMNS, ROWS)
+    shown = Table("", COLUMNS, [*ROWS, ("e", 0.001)])
     assert lines_of(shown) == [
         "name    time",
         "─────────────────────",
@@ -202,12 +229,14 @@ def test_bars_behind_rows_are_drawn_to_the_largest() -> None:
         "b    1.00 ms ██",
         "c       0 ms",
         "d        n/a",
+        "e    1.00 µs ▏",
         "n/a: not measured, or not applicable to this row",
     ]
     html = section_html(shown)
     assert re.findall(r'style="width:(\d+)px;margin-right:(\d+)px">(▇+)<', html) == [
         ("72", "5", "▇" * 8),
         ("18", "59", "▇▇"),
+        ("1", "76", "▇"),
     ]
     assert '<span title="what it took">time</span>' in html
 
@@ -227,6 +256,16 @@ def test_bars_behind_rows_have_eighths_of_a_cell(value: float, drawn: str) -> No
     assert line.partition("s")[2].strip() == drawn
 
 
+def test_only_long_names_may_be_broken_across_lines() -> None:
+    html = section_html(Table("", COLUMNS, [("ab", 1.0), ("x" * 24, 1.0), ("x" * 25, 1.0), (" ", 1.0)]))
+    assert re.findall(r'<(th|td)[^>]*min-width:(\d+)ch"', html) == [
+        ("th", "2"),
+        ("th", "24"),
+        ("th", "24"),
+        ("td", "1"),
+    ]
+
+
 def test_a_divided_bar_has_the_colours_of_its_parts() -> None:
     columns = (Column("name"), Column("time", "ms", bar=True, marks=(FORWARD, BACKWARD)))
     rows = [("a", Split(4.0, (1.0, 3.0))), ("b", Split(2.0, (None, 1.0))), ("c", Split(1.0, (None, None)))]
@@ -236,6 +275,45 @@ def test_a_divided_bar_has_the_colours_of_its_parts() -> None:
         f"{BLUE} 0% 0%,{BACKWARD.colour} 0% 50%,transparent 0",
     ]
     assert html.count("pf-inline-bar") == 3
+
+
+@pytest.mark.parametrize(
+    ("width", "name", "shown", "bar"),
+    [(60, 43, 43, True), (60, 44, 44, False), (79, 90, 71, False), (80, 90, 63, True), (80, 63, 63, True)],
+)
+def test_a_wide_page_shortens_names_to_make_room_for_bars(width: int, name: int, shown: int, bar: bool) -> None:
+    line = lines_of(Table("", COLUMNS, [("x" * name, 4.0)]), width)[2]
+    assert (line.index(" "), line.endswith(" 4.00 ms" + " ████████" * bar)) == (shown, True)
+
+
+@pytest.mark.parametrize(
+    ("width", "columns", "widths"),
+    [
+        *[(94, [0, 1, 2, 3, 4], [40, 7, 20, 7, 16]), (93, [0, 1, 2, 3, 4], [39, 7, 20, 7, 16])],
+        # The name gives way first, down to twice the width of other words.
+        *[(62, [0, 1, 2, 3, 4], [22, 7, 11, 7, 11]), (61, [0, 1, 2, 3], [29, 7, 15, 7])],
+        *[(51, [0, 1, 2, 3], [23, 7, 11, 7]), (50, [0, 1, 2], [27, 7, 14])],
+        # A column with a priority is dropped before the name is short, and others before it is very short.
+        *[(29, [0, 1, 2], [10, 7, 10]), (28, [0, 1], [20, 7]), (18, [0, 1], [10, 7]), (17, [0], [17])],
+    ],
+)
+def test_which_columns_of_a_table_fit_and_how_wide_they_are(width: int, columns: list[int], widths: list[int]) -> None:
+    numbers = (Column("calls", "ms", 1), Column("a long head here", "ms", 2))
+    table = Table("", (Column("name"), Column("time", "ms"), Column("kind"), *numbers), [])
+    assert as_text._fitted(table, range(5), [40, 7, 20, 7, 8], width) == (columns, widths)
+
+
+@pytest.mark.parametrize(
+    ("last", "width", "name", "glyphs"),
+    [
+        *[((), 5, 9, ""), ((False,), 12, 9, "├─ ")],
+        *[((True,), 12, 99, "└ "), ((True,), 13, 99, "└─ ")],  # of a long name, ten characters are left
+        *[((False, True, False), 18, 9, "│     ├─ "), ((False, True, False), 17, 9, "│   ├ ")],
+        *[((False, True, False), 15, 9, "│   ├ "), ((False, True, False), 14, 9, "3: ")],
+    ],
+)
+def test_the_depth_of_a_row_is_drawn(last: tuple[bool, ...], width: int, name: int, glyphs: str) -> None:
+    assert as_text._glyphs(TreeLine(0, len(last), last), width, name) == glyphs
 
 
 def test_a_table_lists_as_many_rows_as_its_budget_and_its_tail() -> None:
@@ -265,18 +343,29 @@ def test_rows_of_a_tree_that_are_left_out_have_their_share() -> None:
     html = section_html(shown)
     assert "&nbsp;" * 4 + "… 2 more layers, 50\u00a0%" in html
     assert "<em>+1</em>" in html
+    deep = Table("", columns, [rows[0], ("a" * 99, 0.5), *rows[2:]], nesting, budget=Budget(text=3))
+    assert lines_of(deep)[3] == f"├─ {'a' * 24}…{'a' * 23} +1  50 %"
+    for column in (Column("share", "share"), Column("time", "ms", bar=True)):
+        assert as_text.left_out_words(Table("", (columns[0], column), rows, noun="layer"), [1, 2]) == "2 more layers"
 
 
 def test_a_line_of_a_series_reaches_to_its_next_value() -> None:
     lines = (Line(FORWARD, [1, 2, 4, None]), Line(BACKWARD, [8, 4, 2, 1]))
-    shown = Series("", TIME, COST, [0, 1, 2, 3], lines, {"cap": 9.0}, spans=((FORWARD, 0, 1), (BACKWARD, 2, 3)))
+    spans = ((FORWARD, 10, 11), (BACKWARD, 12, 13))
+    shown = Series("", TIME, COST, [10, 11, 12, 13], lines, {"cap": 9.0}, spans=spans)
     assert lines_of(shown) == [
         "forward  " + "▁" * 10 + "▂" * 11 + "▄" * 11 + " 1.00 ms to 4.00 ms",
         "backward " + "█" * 11 + "▄" * 11 + "▂" * 10 + " 1.00 ms to 8.00 ms",
         "         " + "█" * 11 + " " * 10 + "▓" * 11,
         "█ forward · ▓ backward",
-        "t from 0 ms to 3.00 ms · cap: 9.00 ms",
+        "t from 10.0 ms to 13.0 ms · cap: 9.00 ms",
     ]
+
+
+def test_a_value_does_not_reach_the_cell_at_whose_start_the_next_one_begins() -> None:
+    assert as_text._binned([10, 11, 12], [8.0, 1.0, 1.0], 4) == [8, 8, 1, 1]
+    assert as_text._binned([10, 11, 12], [8.0, 1.0, 1.0], 5) == [8, 8, 8, 1, 1]
+    assert as_text._binned([10, 10], [8.0, 1.0], 2) == [8, 1]
 
 
 def test_stacked_lines_have_a_row_for_their_sum() -> None:
@@ -305,8 +394,8 @@ def test_heights_on_a_logarithmic_axis_start_at_the_smallest_value() -> None:
 
 def test_a_line_is_drawn_with_its_band_levels_and_events() -> None:
     lines = (Line(FORWARD, [1, 2, 4, None]), Line(BACKWARD, [8, 4, 2, 1], [7, 3, 1, 1], [9, 5, None, 1]))
-    events = ((FORWARD, 0, 1), (LOSS, 2, 3), (LOSS, 1, 2))
-    shown = Series("Memory", TIME, COST, [0, 1, 2, 3], lines, {"cap": 9.0}, spans=events)
+    events = ((FORWARD, 10, 11), (LOSS, 12, 13), (LOSS, 11, 12))
+    shown = Series("Memory", TIME, COST, [10, 11, 12, 13], lines, {"cap": 9.0}, spans=events)
     html = section_html(shown)
     assert paths_of(html, FORWARD.colour) == ["M88.0 134.2L296.0 118.4L504.0 86.9", "M88.0 151.0h208.0v5.0h-208.0z"]
     assert paths_of(html, BACKWARD.colour) == [
@@ -317,22 +406,13 @@ def test_a_line_is_drawn_with_its_band_levels_and_events() -> None:
     assert 'fill-opacity="0.2"' in html
     assert '<path d="M88 8.0H720" stroke="currentColor" stroke-dasharray' in html
     assert re.findall(r'aria-label="([^"]*)"', html.replace("\u00a0", " ")) == [
-        "forward: 1.00 ms to 4.00 ms; backward: 1.00 ms to 8.00 ms; t from 0 ms to 3.00 ms; cap: 9.00 ms"
+        "forward: 1.00 ms to 4.00 ms; backward: 1.00 ms to 8.00 ms; t from 10.0 ms to 13.0 ms; cap: 9.00 ms"
     ]
     assert words_of(html)[:7] == [
         *("Memory", "forward: 1.00 ms to 4.00 ms", "backward: 1.00 ms to 8.00 ms"),
-        *("Meanwhile:", "forward", "loss", "0 ms"),
+        *("Meanwhile:", "forward", "loss", "10 ms"),
     ]
     assert "Meanwhile" not in section_html(Series("Memory", TIME, COST, [0, 1, 2, 3], lines))
-
-
-def test_the_words_of_a_level_lie_above_it_unless_it_is_at_the_top() -> None:
-    values = (Line(FORWARD, [100.0, 100.0]),)
-    html = section_html(Series("", TIME, COST, [0, 1], values, {"half": 50.0, "most": 100.0}))
-    assert [label[:3] for label in labels_of(html) if label[3] in ("half", "most")] == [
-        ("92", "76", "start"),
-        ("92", "20", "start"),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -415,6 +495,8 @@ def test_names_of_dots_do_not_overlap() -> None:
     def names_at(*places: tuple[float, float]) -> int:
         return len(list(as_html._names_of(dots[: len(places)], places)))
 
+    anchors = [label[2] for label in labels_of("".join(as_html._names_of(dots[:2], [(503, 20), (505, 200)])))]
+    assert anchors == ["start", "end"]
     assert names_at((100, 100), (269.9, 112.9)) == 1
     assert names_at((100, 100), (270, 100)) == 2
     assert names_at((100, 100), (100, 113)) == 2
@@ -526,6 +608,16 @@ def test_names_of_columns_that_do_not_fit_are_listed() -> None:
     assert line == "Not shown at this width: dtype, time 7."
 
 
+def test_long_and_deep_code_is_broken_below_its_indentation() -> None:
+    assert as_text._code("    " + "x" * 70 + "\n" + " " * 40 + "y", 60) == [
+        *("    " + "x" * 56, "    " + "x" * 14, " " * 30 + "y")
+    ]
+
+
+def test_numbers_in_a_column_of_words_are_short() -> None:
+    assert [as_text.cell_words(cell, "text") for cell in (3, 2.5, None, math.nan)] == ["3", "2.5", "", ""]
+
+
 def test_facts_are_not_broken_if_they_fit_into_a_line() -> None:
     facts = ("a" * 30, "b" * 27, "c" * 30, "d" * 28)
     shown = document_text(Document("profile", facts=facts), 60).splitlines()
@@ -634,3 +726,42 @@ def test_a_level_is_named_above_its_line_if_there_is_room(y: float, label: float
     drawn = as_html._level("cap", y)
     assert f"M{as_html._LEFT} {y:.1f}H" in drawn
     assert drawn.endswith(svg.label(as_html._LEFT + 4, label, "start", "cap"))
+
+
+def test_tabs_follow_the_document_with_those_that_are_upfront_first() -> None:
+    tabs = (
+        Document("memory", sections=(Code("y"), Code("z"))),
+        Document("empty"),
+        Document("only figures", figures=(Figure("peak", 2.0, "ms"),)),
+        Document("verdict", verdict=Verdict("good", "Yes"), upfront=True, sections=(Code("v", "Title"),)),
+    )
+    shown = Document("profile", "net", sections=(Code("x"),), tabs=tabs, notes=("A note.",))
+    assert document_text(shown, 60).split("\n\n") == [
+        *("perfnb · profile · net", "x", "Verdict\nYes", "Title\nv", "Memory\ny", "z"),
+        *("Only figures\npeak 2.00 ms", "Notes\n• A note."),
+    ]
+    assert document_text(Document("empty")) == "perfnb · empty"
+    heads = re.findall(r"<strong>(.*?)</strong>", as_html.document_html(shown))
+    assert heads == [
+        "profile",
+        "Verdict",
+        '<span aria-hidden="true">✓</span> Yes',
+        "Title",
+        "Memory",
+        "Only figures",
+        "Notes",
+    ]
+    assert "<strong>empty</strong>" in as_html.document_html(Document("empty"))
+
+
+def test_rows_inside_rows_share_their_texts_and_have_six_digits() -> None:
+    columns, rows = (Column("layer"), Column("ms", "ms")), [("a", 1.23456789), ("b", 2), ("a", None)]
+    data = plain(Inner("Layers", columns, rows, [0, 0, 1]))
+    assert (data["rows"], data["names"], data["owner"]) == ([[0, 1.23457], [1, 2], [0, None]], ["a", "b"], [0, 0, 1])
+    assert plain(pd.NA) is None
+
+
+@pytest.mark.parametrize(("script", "html", "still"), [("", "<p>", "<p>"), ("a.js", "<p>", ""), ("", None, "")])
+def test_only_a_picture_without_a_script_is_sent_as_html(script: str, html: str | None, still: str) -> None:
+    data = plain(Picture("kind", "", html=None if html is None else lambda: html, data=lambda: [1], script=script))
+    assert (data["still"], data["data"]) == (still, [1])

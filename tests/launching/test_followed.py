@@ -133,14 +133,34 @@ def test_ranks_are_waited_for_until_they_are_done_and_have_ended(tmp_path: Path,
     assert waits == [job._LOOK_S] * 5
 
 
-@pytest.mark.parametrize("blamed", [True, False])
-def test_a_rank_that_lost_another_one_is_not_to_blame(blamed: bool, tmp_path: Path, waits: list[float]) -> None:
+def test_a_rank_that_failed_earlier_may_report_it_a_little_later(tmp_path: Path, waits: list[float]) -> None:
+    class Slow(Ranks):
+        def _have_ended(self) -> bool:
+            if len(waits) == 3:
+                failed(tmp_path, 1, 4.0, error=ValueError("first"))
+                (tmp_path / "output_1").write_text("last words\n")
+            return False
+
+    failed(tmp_path, 0, 5.0, error=ValueError("second"))
+    shown = list[str]()
+    with pytest.raises(ValueError, match="first"):
+        Slow(tmp_path, "order", 2, "gloo").follow(lambda *_: None, shown.append)  # type: ignore[arg-type]
+    assert (waits, shown) == ([job._LOOK_S] * 5, ["[rank 1] last words\n"])
+
+
+@pytest.mark.parametrize(("other", "most_s"), [("gone", 0.1), ("alive", 3.2), ("failed", 0.1)])
+def test_a_rank_that_lost_another_one_is_not_to_blame(
+    other: str, most_s: float, tmp_path: Path, waits: list[float]
+) -> None:
     failed(tmp_path, 0, 5.0, "Connection closed by peer", ValueError("lost"))
     (tmp_path / "pid_0").write_text(str(GONE))  # it has given its reason
-    (tmp_path / "pid_1").write_text(str(GONE if blamed else os.getpid()))
+    (tmp_path / "pid_1").write_text(str(os.getpid() if other == "alive" else GONE))
+    if other == "failed":
+        failed(tmp_path, 1, 6.0)
+    blamed = other == "gone"
     with pytest.raises(CaptureError if blamed else ValueError, match=r"^Nobody knows\.$" if blamed else r"^lost"):
         followed(tmp_path)
-    assert sum(waits) < (1.0 if blamed else 3.5)
+    assert most_s - 0.2 < sum(waits) < most_s  # another rank may still end
 
 
 @pytest.fixture
@@ -175,8 +195,15 @@ def test_how_a_rank_ended(codes: tuple[int | None, ...], said: str, of_processes
     assert of_processes(*codes) == said
 
 
+def test_how_a_rank_ended_may_be_known_a_little_later(
+    of_processes: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(job.time, "sleep", lambda s: (tmp_path / "exit_1").write_text("-9"))
+    assert of_processes(None, None).startswith("Rank 1 of 2 was terminated by SIGKILL.")
+
+
 def test_ranks_that_never_started(of_processes: Callable[..., str]) -> None:
-    assert of_processes() == "The ranks could not be started"
+    assert of_processes() == of_processes(None) == "The ranks could not be started"
     assert of_processes(log="some\nlast line\n") == "The ranks could not be started: last line"
 
 

@@ -83,6 +83,8 @@ def test_what_is_told_is_for_this_user_alone(tmp_path: Path) -> None:
         tell(tmp_path / "text", "done")
         tell_failure(tmp_path, 0, ValueError("the step's own"))
         FollowedRanks(tmp_path, Order("script"), 1, "1 thread each")
+        with job_folder() as mine:
+            assert [path.stat().st_mode & 0o777 for path in (mine, mine / "lock")] == [0o700, 0o600]
     finally:
         os.umask(before)
 

@@ -20,6 +20,7 @@ from perfnb.launching import profile_ranks
 from perfnb.launching.order import Cell, Order, lines_of, pack_cell, pack_function
 from perfnb.launching.profile_ranks import _silence, order_for, run_ranks
 from perfnb.launching.rank import _Split, _wrapped
+from perfnb.launching.rank_scaling import _numbers
 from perfnb.profile.profile import Profile
 from perfnb.recording.job import rank_folder
 from perfnb.step.cells import step_of
@@ -131,12 +132,16 @@ def test_a_script_makes_its_own(option: dict[str, Any]) -> None:
         perfnb.profile_ranks(__file__, **option)
 
 
-def test_more_ranks_than_a_machine_can_start_are_refused() -> None:
-    for number in (10**6, 5000):
-        with pytest.raises(ValueError, match=r"ranks must be at most [\d,]+ on this machine"):
-            perfnb.profile_ranks(lambda: None, number)
-    with pytest.raises(ValueError, match=r"ranks must be at most"):
-        perfnb.rank_scaling(lambda: None, (1, 10**6))
+@pytest.mark.parametrize(("cores", "most", "said"), [(0.5, 64, "1 core"), (16.9, 64, "16 cores"), (17.0, 68, "17 c")])
+def test_64_ranks_or_4_per_core_can_start(cores: float, most: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfnb.step.environment.usable_cpus", lambda: cores)
+    monkeypatch.setattr("perfnb.launching.rank.gpu_count", lambda: 0)
+    orders = [order_for("function", ranks, {}) for ranks in (most, 5)]
+    assert [order.threads for order in orders] == [1, max(1, int(cores / 5))]
+    said = f"ranks must be at most {most} on this machine with {said}.*not {most + 1}"
+    for start in (lambda ranks: perfnb.profile_ranks(lambda: None, ranks), lambda ranks: _numbers((1, ranks))):
+        with pytest.raises(ValueError, match=said):
+            start(most + 1)
 
 
 def test_ddp_for_a_model_that_has_it_already_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +257,7 @@ def test_a_script_is_called_with_its_arguments_and_its_last_profile_counts(
     monkeypatch.setattr(Ran, "saves", staticmethod(lambda folder: perfnb.Timing((1.0,)).save(folder / "step_1")))
     with pytest.raises(PerfnbError, match="The ranks saved a Timing instead of profiles"):
         perfnb.profile_ranks(script, 1)
-    assert ran[-1] == "ended"
+    assert (ran[-2][0].at, ran[-1]) == (100, "ended")
     with pytest.raises(ValueError, match="at must be"):
         perfnb.profile_ranks(script, 1, at=-1)
 

@@ -33,6 +33,7 @@ from perfnb.launching.rank_scaling import _measured, _numbers
 from perfnb.profile import profiling
 from perfnb.profile.profile import Profile
 from perfnb.recording.job import rank_folder
+from perfnb.step.cells import BATCH, Clause
 from perfnb.step.namespace import names_in
 from tests.recordings import ByHand
 
@@ -181,14 +182,15 @@ def test_a_function_uses_the_gpu_of_its_rank_and_tracebacks_show_the_lines_of_ce
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(linecache, "cache", {})
     told: list[Any] = []
-    monkeypatch.setattr(rank, "profile_in_group", lambda *given: told.append(given[2:4]))
+    monkeypatch.setattr(rank, "profile_in_group", lambda *given: told.extend([given[2:4], given[5]()]))
+    monkeypatch.setattr(os, "_exit", lambda code: f"exit {code}")
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: told.append("ended"))
     monkeypatch.setattr(torch.cuda, "set_device", told.append)
     ordered(tmp_path, kind="function", gpus=2, lines={"<cell>": ["1\n", "22"]})
 
     rank.run(tmp_path, 1)
 
-    assert told == [1, (1, 2), "ended"]
+    assert told == [1, (1, 2), "exit 1", "ended"]  # a rank whose step fails ends at once
     assert linecache.cache == {"<cell>": (4, None, ["1\n", "22"], "<cell>")}
     assert linecache.getline("<cell>", 2) == "22"
 
@@ -199,8 +201,8 @@ class Group:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.joined: dict[str, Any] = {}
         self.given: dict[str, Any] = {}
-        self.ran: list[Any] = []
-        store = SimpleNamespace(set_timeout=lambda patience: None)
+        self.asked: list[Any] = []
+        store = SimpleNamespace(set_timeout=self.asked.append)
         monkeypatch.setattr(torch.distributed, "FileStore", lambda path, ranks: store, raising=False)
         monkeypatch.setattr(torch.distributed, "init_process_group", self.join)
         monkeypatch.setattr(profiling, "profile_call", self.profile)
@@ -212,15 +214,22 @@ class Group:
     def profile(self, step: Callable[..., Any], batches: Any, **options: Any) -> Profile:
         self.given = {**options, "batches": batches}
         step = options.get("guard", lambda step: step)(step)
+        batches = batches() if callable(batches) else batches
         for batch in [()] if batches is None else [(batch,) for batch in batches]:
             step(*batch)
         options["line"].update("timed", 1, 2, "")
         return Profile(ByHand().step(0, 1000).recording())
 
     def run(self, folder: Path, order: Order, own: int = 1, ranks: int = 2, failed: Any = None) -> None:
-        meeting = Meeting(folder)
+        class Asked(Meeting):
+            def get(meeting, key: str) -> str:
+                self.asked.append(key)
+                return super().get(key)
+
+        meeting = Asked(folder)
         for other in range(ranks):
-            meeting.set(f"here_{other}", "")
+            if other != own:
+                meeting.set(f"here_{other}", "")
         profile_in_group(order, folder, own, ranks, meeting, failed or (lambda: None), nullcontext())
 
 
@@ -263,6 +272,7 @@ def test_a_rank_runs_its_part_and_saves_its_profile(
     assert parts == RAN
     assert group.joined["backend"] == "gloo"
     assert (group.joined["rank"], group.joined["world_size"]) == (1, 2)
+    assert group.asked == ["here_0", "here_1", group.joined["timeout"]]
     assert group.given["name"] == "mine"
     saved: Any = perfnb.load(tmp_path / "profiles" / rank_folder(1))
     assert saved.meta["job"] == {"rank": 1, "world_size": 2, "backend": "gloo"}
@@ -304,6 +314,7 @@ def test_a_cell_runs_with_its_variables_and_names_the_models(monkeypatch: pytest
     payload = pack_cell(body, None, variables, [*names_in(body), "net"], ["net"])
     try:
         group.run(tmp_path, Order("cell", payload))
+        assert vars(sys.modules["__main__"])["seen"] == [5]
     finally:
         main = vars(sys.modules["__main__"])
         for name in main.keys() - before.keys():
@@ -315,6 +326,22 @@ def test_a_cell_runs_with_its_variables_and_names_the_models(monkeypatch: pytest
     assert group.given["models"] == [space["net"]]
     assert group.given["name"] == "step"
     assert not [name for name in space if name.startswith("__")]
+
+
+@pytest.mark.parametrize(("split", "part"), [(True, [2, 3]), (False, [0, 1, 2, 3])])
+def test_a_cell_gets_its_part_of_each_batch(
+    split: bool, part: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    group, main = Group(monkeypatch), sys.modules["__main__"]
+    body, assign = compile("seen.append(x.tolist())", "<cell>", "exec"), compile(f"x = {BATCH}", "<cell>", "exec")
+    variables: dict[str, Any] = {"__name__": "__main__", "seen": [], "data": [torch.arange(4)]}
+    for name in ("seen", "data"):
+        monkeypatch.setattr(main, name, None, raising=False)
+    clause = Clause(assign, compile("data", "<cell>", "eval"), "for x in data")
+
+    group.run(tmp_path, Order("cell", pack_cell(body, clause, variables, ["seen", "data"], None), split=split))
+
+    assert group.given["namespace"]["seen"] == [part]
 
 
 @pytest.mark.usefixtures("parallel")

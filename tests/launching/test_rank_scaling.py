@@ -100,14 +100,17 @@ def test_too_few_steps_for_an_interval() -> None:
 
 
 def test_runs_that_disagree_are_said() -> None:
-    runs = [JobRun([ms] * 20, ALONE) for ms in (34.0, 61.0)]
+    def study(ms: float) -> RankScaling:
+        runs = [JobRun([0.9 * each, *[each] * 20, 1.1 * each], ALONE) for each in (ms, 40.0)]
+        return study_of([*jobs()[:2], ScalingJob("best", 1, 2, runs)])
 
-    notes = study_of([*jobs()[:2], ScalingJob("best", 1, 2, runs)]).notes
-
-    assert len(notes) == 1
-    assert notes[0].startswith(
-        "The step times of the same job differ between runs: 1 process, all cores (from 34.0 ms to 61.0 ms)."
+    assert study(50.0).notes == []
+    (note,) = study(50.1).notes
+    assert note.startswith(
+        "The step times of the same job differ between runs: 1 process, all cores (from 40.0 ms to 50.1 ms)."
     )
+    best = study(50.0).table.loc["1 process, all cores"]
+    assert best[["step_ms", "ci_low_ms", "ci_high_ms"]].tolist() == [45, 40, 50]
 
 
 def test_what_several_jobs_say_alike_is_one_note() -> None:

@@ -91,38 +91,21 @@ def test_larger_buckets_that_take_no_longer_have_no_bandwidth() -> None:
     assert "each with a latency of 2.00 ms [2.00, 2.00]. A single bucket" in bucket_sentence(found)
 
 
-def test_a_step_with_a_single_bucket_cannot_have_fewer() -> None:
-    given = pd.concat([calls([size], steps=2) for size in (MIB, 2 * MIB, 3 * MIB)], ignore_index=True)
-
-    found = bucket_sizes(given, 6)
-
-    assert found is not None
-    assert (found.buckets, found.fewer_ms) == (1.0, 0.0)
+THREE = calls([MIB, 2 * MIB, 3 * MIB])
 
 
-def test_a_bucket_that_only_waited_took_no_time() -> None:
-    given = calls([MIB, 2 * MIB, 3 * MIB])
-
-    found = bucket_sizes(given.assign(waiting_ns=pd.array([10**9] * len(given), dtype="Int64")), 4)
-
-    assert found is not None
-    assert (found.latency_ms, found.smaller_ms) == (0.0, 0.0)
-
-
-def test_no_more_is_saved_than_nothing_hid() -> None:
-    hidden = calls([MIB, 2 * MIB, 3 * MIB]).assign(exposed_ns=1000)
-
-    found = bucket_sizes(hidden, 4)
-
-    assert found is not None
-    assert found.fewer_ms == pytest.approx(3 * 1e-3)
-
-
-def test_a_negative_latency_is_none() -> None:
-    found = bucket_sizes(calls([MIB, 2 * MIB, 3 * MIB], latency_ms=-0.4), 4)
-
-    assert found is not None
-    assert (found.latency_ms, found.fewer_ms) == pytest.approx((0.0, 0.0))
+@pytest.mark.parametrize(
+    ("given", "steps", "figures"),
+    [
+        (pd.concat([calls([n * MIB], steps=2) for n in (1, 2, 3)]), 6, {"buckets": 1.0, "fewer_ms": 0.0}),
+        (THREE.assign(waiting_ns=10**9), 4, {"latency_ms": 0.0, "smaller_ms": 0.0}),  # they only waited
+        (THREE.assign(exposed_ns=1000), 4, {"fewer_ms": 3e-3, "smaller_ms": 3e-3}),  # no more than nothing hid
+        (calls([MIB, 2 * MIB, 3 * MIB], latency_ms=-0.4), 4, {"latency_ms": 0.0, "low_ms": 0.0, "fewer_ms": 0.0}),
+    ],
+)
+def test_the_bounds_of_odd_buckets(given: pd.DataFrame, steps: int, figures: dict[str, float]) -> None:
+    found = bucket_sizes(given.astype({"waiting_ns": "Int64"}), steps)
+    assert {name: getattr(found, name) for name in figures} == pytest.approx(figures)
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,16 @@ from perfnb.ranks.collectives import (
     TwoRanks,
     _frequent,
     _nearest_place,
+    collectives,
     matching,
     waited_for,
     waits,
     with_waiting,
 )
+from tests.traces_by_hand import Trace
 
 AHEAD_NS = 5_000_000_000
+NCCL = "ncclDevKernel_AllReduce"
 
 
 def table(rank: int, end: np.ndarray, duration: int, step: int | np.ndarray = 1, group: str = "") -> pd.DataFrame:
@@ -37,6 +40,30 @@ def ends(gap_us: int | str, count: int, seed: int = 0) -> np.ndarray:
     if gap_us == "uneven":
         gaps[::7] = 9_000_000  # bursts, then nothing
     return np.asarray(np.cumsum(gaps)) + 1_700_000_000_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("others", "found"),
+    [
+        ([], [(10, 20, True)]),  # the operator that started it, unless it only launched a kernel
+        *[([("nccl:all_reduce", 12, 18)], []), ([("nccl:coalesced", 12, 18)], [(10, 20, True)])],
+        *[([("gloo:all_reduce", 12, 50)], [(12, 50, True)]), ([(NCCL, 30, 60)], [(30, 60, False)])],
+        *[([("gemm", 30, 60)], []), ([(NCCL, 7, 8), (NCCL, 5, 9)], [(5, 9, False), (7, 8, False)])],
+        ([(NCCL, 7, 9), ("gloo:all_reduce", 5, 6)], [(7, 9, False), (5, 6, True)]),
+    ],
+)
+def test_collectives_ran_on_the_device_or_else_on_the_host(
+    others: list[tuple[str, int, int]], found: list[tuple[int, int, bool]]
+) -> None:
+    trace = Trace().event("ProfilerStep#4", 0, 100, "user_annotation").event("c10d::allreduce_", 10, 20)
+    for name, begin, end in others:
+        _ = trace.event(name, begin, end, "user_annotation") if ":" in name else trace.work(name, begin, end)
+
+    rows = collectives(trace.frame(), 3, 1000)
+
+    expected = [[3, 4, "allreduce", "", 1000 * (1 + a), 1000 * (1 + b), host] for a, b, host in found]
+    assert rows.to_numpy().tolist() == expected
+    assert collectives(trace.frame(), 3, 1000, step=7)["step"].tolist() == [7] * len(found)
 
 
 @pytest.mark.parametrize("gap_us", [50, "uneven"])
@@ -55,18 +82,6 @@ def test_collectives_close_together(gap_us: int | str, off_ns: int, steps: int) 
     assert clocks["collectives"].tolist() == [60, 60]
     waited = waits(with_waiting(matched, clocks)).groupby("rank")["waiting_ms"].sum()
     assert waited.tolist() == pytest.approx([60 * 0.015, 0], abs=60 * off_ns / 1e6 + 1e-6)
-
-
-@pytest.mark.parametrize("gap_us", [50, 500])
-def test_several_differences_that_fit_as_well_are_not_told(gap_us: int) -> None:
-    end = ends(gap_us, 60)
-
-    matched, clocks = matching({0: table(0, end, 9_000), 1: table(1, end[1:] + AHEAD_NS, 9_000)})
-
-    assert clocks["ahead_us"].isna().tolist() == [False, True]
-    assert clocks["reference"].isna().tolist() == [False, True]
-    assert clocks["collectives"].tolist() == [0, 0]
-    assert waits(with_waiting(matched, clocks)).empty
 
 
 @pytest.mark.slow
@@ -128,7 +143,8 @@ def test_times_that_int64_cannot_tell_apart_are_not_known() -> None:
     end = ends(500, 9)
     far = np.array([-(2**63) + 10**6, *range(10**6, 9 * 10**6, 10**6)], dtype=np.int64)
 
-    for one, other in ((end, far), (far, far), (far, -end)):
+    near, wide = end - end[0], np.arange(9) * 2**56
+    for one, other in ((end, far), (far, far), (far, -end), (near, near + 2**62), (wide, wide)):
         _, clocks = matching({0: table(0, one, 0), 1: table(1, other, 0)})
         assert clocks["ahead_us"].isna().tolist() == [False, True]
 
@@ -224,6 +240,35 @@ def test_pairs_in_order_must_agree_in_three_of_four_to_a_quarter_of_their_distan
         assert clocks.loc[1, "ahead_us"] == pytest.approx(AHEAD_NS / 1e3)
 
 
+@pytest.mark.parametrize(
+    ("alike", "mine", "others", "known"), [(2, 0, 0, False), (3, 0, 0, True), (4, 5, 4, True), (4, 6, 5, False)]
+)
+def test_three_and_half_of_the_collectives_have_an_order(alike: int, mine: int, others: int, known: bool) -> None:
+    """Only kinds of which both ranks have as many have an order."""
+    keys = [np.array([0] * alike + [1] * rest) for rest in (mine, others)]
+    both = TwoRanks(*(Ends(key, np.arange(len(key)) * 10**6, key < 0) for key in keys))
+
+    assert both._by_order() == (0 if known else None)
+
+
+@pytest.mark.parametrize(
+    ("uneven", "lost", "known"),
+    [(0, [0], False), (1, [0], False), (1, [6], True), (2, [0, 12], False), (3, [0, 12], True)],
+)
+@pytest.mark.parametrize("gap_us", [50, 200])
+def test_an_offset_must_fit_clearly_better_than_others(gap_us: int, uneven: int, lost: list[int], known: bool) -> None:
+    gaps = np.full(12, gap_us * 1000)
+    gaps[1 : 2 * uneven : 2] += gap_us * 450
+    end = np.cumsum([10**9, *gaps])
+
+    matched, clocks = matching({0: table(0, end, 9_000), 1: table(1, np.delete(end, lost) + AHEAD_NS, 9_000)})
+
+    assert clocks["ahead_us"].dropna().tolist() == [0, AHEAD_NS / 1e3][: 1 + known]
+    assert clocks["reference"].notna().tolist() == [True, known]
+    assert clocks["collectives"].tolist() == [(13 - len(lost)) * known] * 2
+    assert waits(with_waiting(matched, clocks)).empty == (not known)
+
+
 def two_ranks(end: list[int], other: list[int], keys: list[int] | None = None) -> TwoRanks:
     key = np.array(keys or [0] * len(end))
     return TwoRanks(*(Ends(key, np.array(times) + 10**9, key < 0) for times in (end, other)))
@@ -293,13 +338,15 @@ def test_a_clock_needs_three_collectives(count: int, known: bool) -> None:
 
 
 def test_the_spread_of_a_clock_is_half_of_the_middle_half_of_its_differences() -> None:
-    end = ends(500, 5)
-    off = np.array([-4000, -1000, 0, 3000, 9000])
+    """Ranks 0 and 2 share nothing, but both share with rank 1. Offsets and spreads add up along the chain."""
+    end, off = ends(500, 8), np.array([0, 0, 0, 40, 40, 40, 400, 400]) * 1000  # the last two are too far off
+    first, second = (table(1, end + 7_000 + late, 9_000, group=group) for group, late in (("a", off), ("b", 0)))
+    tables = {0: table(0, end, 9_000, group="a"), 1: pd.concat([first, second], ignore_index=True)}
 
-    _, clocks = matching({0: table(0, end, 9_000), 1: table(1, end + 7_000 + off, 9_000)})
+    _, clocks = matching({**tables, 2: table(2, end + 2_000 + off, 9_000, group="b")})
 
-    assert clocks["ahead_us"].tolist() == pytest.approx([0, 7])
-    assert clocks["spread_us"].tolist() == pytest.approx([0, (3 + 1) / 2])
+    assert clocks["ahead_us"].tolist() == pytest.approx([0, 7 + 20, 2 + 20 + 20])
+    assert clocks["spread_us"].tolist() == pytest.approx([0, 20, 40])
 
 
 def test_collectives_of_another_kind_group_or_step_are_not_the_same() -> None:

@@ -45,7 +45,7 @@ def test_the_sleep_of_a_rank_is_the_others_waiting_and_its_late_phase() -> None:
     assert (ranks.phases.groupby("rank")["ms"].sum()).tolist() == pytest.approx([3.0, 3.0])
     late = ranks._summary.late
     assert late is not None
-    assert (late.phase, late.more_ms) == ("forward", pytest.approx(2.0))
+    assert (late.phase, late.more_ms) == ("forward", pytest.approx(2.0, rel=1e-9))
     (one,) = ranks.findings[ranks.findings["bottleneck"] == "straggler"].itertuples()
     assert "It is late in forward, which takes 2.00 ms longer than on the others" in str(one.evidence)
 

@@ -207,7 +207,8 @@ def test_parts_of_a_step_that_are_unknown_take_no_time() -> None:
 
 def test_ranks_in_words() -> None:
     assert listed([3]) == "rank 3"
-    assert listed([0, 1, 2]) == "ranks 0, 1, 2"
+    assert listed(range(8)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7"
+    assert listed(range(9)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1 more"
     assert listed([4, 5], "Ranks") == "Ranks 4, 5"
     assert listed([4], "Ranks") == "Rank 4"
 

@@ -11,7 +11,6 @@ import pytest
 import perfnb
 from perfnb.ranks.lateness import judge_lateness
 from tests.ranks.rank_traces import rank_trace, written
-from tests.ranks.test_host_ranks import job
 
 
 def differences(*steps: tuple[float, ...]) -> pd.DataFrame:
@@ -29,7 +28,7 @@ def differences(*steps: tuple[float, ...]) -> pd.DataFrame:
         ([(10.0, 9.0, 11.0, 8.0, -1.0)], False, False),
         ([(1.0,) * 6 + (-1.0,)], False, False),  # as likely as 8 of 128
         ([(1.0,) * 7 + (-1.0,)], True, False),  # 9 of 256
-        ([(5.0, 3.0), (0.1, 22.0, 1.0)], True, False),
+        ([(5.0, 3.0, 0.0), (0.1, 22.0, 1.0, 0.0)], True, False),  # equal waits do not count
         ([(10.0,), (10.5,), (9.6,)], True, False),  # three steps that agree
         ([(0.1,), (0.5,), (9.0,)], False, False),  # and three that do not
         ([(10.0, 0.0), (10.5, 0.0)], False, True),
@@ -40,6 +39,7 @@ def test_the_verdict_needs_evidence(steps: list[tuple[float, ...]], certain: boo
     found = judge_lateness(1, differences(*steps), 2)
 
     assert (found.certain, found.too_few) == (certain, too_few)
+    assert found.longer == sum(ms > 0 for each in steps for ms in each)
     assert (found.low_ms is not None) == (certain and len(steps) > 2)
 
 
@@ -78,9 +78,4 @@ def test_three_collectives_of_one_step_name_no_straggler(tmp_path: Path) -> None
     said = " ".join(str(ranks).split())
     assert "Other ranks waited 0.450 ms longer per step than rank 1 on average, but 3 collectives in 1 step are" in said
     assert "straggler" not in set(ranks.findings["bottleneck"])
-
-
-def test_a_finding_tells_its_evidence() -> None:
-    (one,) = job((0, 2000)).findings.query("bottleneck == 'straggler'").itertuples()
-
-    assert "waited at least 2.02 ms to 2.02 ms longer per step (6 collectives in 3 steps, 90 %" in str(one.why)
+    assert "Waiting in collectives for the last rank" not in said  # a single step needs no matrix

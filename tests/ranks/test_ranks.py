@@ -31,6 +31,7 @@ def test_the_last_to_come_is_the_straggler_whatever_its_clock_says(tmp_path: Pat
     assert times["computation_ms"].tolist() == pytest.approx([0] * 3 + [0.6] * 3 + [0.08] * 3)
     assert times["copying_ms"].tolist() == [0.0] * 9
     assert times["wall_ms"].tolist() == [5.0] * 9
+    assert list(times.columns[5:8]) == ["overlap_ms", "exposed_ms", "memcpy_ms"]
     assert ranks._document().verdict.sentence.startswith("Held up by rank 1: making it as fast as the others could")
 
 

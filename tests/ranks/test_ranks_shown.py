@@ -10,7 +10,7 @@ import pytest
 
 import perfnb
 from perfnb.draw import palette
-from perfnb.draw.document import Bars
+from perfnb.draw.document import Bars, Heat
 from tests.ranks.rank_traces import rank_trace, written
 from tests.samples import texts
 from tests.samples.ranks import DOCUMENTS
@@ -63,14 +63,17 @@ def gpu(name: str) -> list[dict[str, Any]]:
 
 
 def test_the_straggler_of_a_few_ranks_is_that_of_those_loaded(tmp_path: Path) -> None:
-    few = [rank_trace(late, distributedInfo={"rank": rank, "world_size": 8}) for rank, late in ((2, 0), (5, 150))]
+    few = [rank_trace(ms, steps=2, distributedInfo={"rank": n, "world_size": 8}) for n, ms in ((2, 0), (5, 150))]
     ranks = perfnb.load(written(tmp_path, few))
+    (waits,) = (section for section in ranks._document().sections if isinstance(section, Heat))
+    assert waits.values == [pytest.approx([0.6, 0.6]), [0, 0]]
 
     text = " ".join(str(ranks).split())
     assert ranks.straggler == 5
     assert "Only 2 of 8 ranks are loaded. Some of the waits may be for ranks that are missing (6)." in text
     assert "Held up by rank 5: making it as fast as the others could save up to 0.600 ms of 5.00 ms per step" in text
     assert ranks._document().subject == "2 ranks of 8"
+    assert "Only 1 of 8 ranks is loaded." in str(perfnb.load([tmp_path / "rank0.json"]))
     (tmp_path / "all").mkdir()
     whole = [rank_trace(late, distributedInfo={"rank": rank, "world_size": 2}) for rank, late in ((0, 0), (1, 150))]
     text = " ".join(str(perfnb.load(written(tmp_path / "all", whole))).split())
@@ -88,22 +91,22 @@ def test_ranks_of_one_number_are_named(tmp_path: Path) -> None:
 
 def test_traces_of_other_jobs_are_doubted(tmp_path: Path) -> None:
     traces = [
-        rank_trace(0, distributedInfo={"rank": 0, "world_size": 2}, deviceProperties=gpu("Small <b>GPU")),
-        rank_trace(9, distributedInfo={"rank": 1, "world_size": 2}, deviceProperties=gpu("Small <b>GPU")),
-        rank_trace(0, lost=tuple(range(12)), distributedInfo={"rank": 2, "world_size": 4}, deviceProperties=gpu("Big")),
+        rank_trace(0, lost=tuple(range(12)), distributedInfo={"rank": 0, "world_size": 4}, deviceProperties=gpu("Big")),
+        rank_trace(0, distributedInfo={"rank": 1, "world_size": 2}, deviceProperties=gpu("Small <b>GPU")),
+        rank_trace(9, distributedInfo={"rank": 2, "world_size": 2}, deviceProperties=gpu("Small <b>GPU")),
     ]
 
     ranks = perfnb.load(written(tmp_path, traces))
 
     text, page = " ".join(str(ranks).split()), ranks._repr_mimebundle_()["text/html"]
-    assert "The traces disagree on the number of ranks, so they are not from the same job: 2 (ranks 0, 1); 4" in text
-    assert "different GPUs, so they may not be from the same job: Small <b>GPU (ranks 0, 1); Big (rank 2)." in text
-    assert "No collective of rank 2 could be matched with other ranks" in text
+    assert "so they are not from the same job: 2 (ranks 1, 2); 4 (rank 0)." in text
+    assert "different GPUs, so they may not be from the same job: Big (rank 0); Small <b>GPU (ranks 1, 2)." in text
+    assert "No collective of rank 0 could be matched with other ranks" in text
+    assert "between these groups" not in text
     assert "different GPUs" in page
     assert "<b>" not in page
-    assert "the traces may not belong to the same job" in str(
-        " ".join(str(perfnb.load(written(tmp_path, [traces[2], traces[2]]))).split())
-    )
+    lone = " ".join(str(perfnb.load(written(tmp_path, traces[:1] * 2))).split())
+    assert "the traces may not belong to the same job" in lone
 
 
 def test_one_rank_is_not_several(tmp_path: Path) -> None:
@@ -114,6 +117,7 @@ def test_one_rank_is_not_several(tmp_path: Path) -> None:
     page = ranks.to_html(tmp_path / "ranks.html").read_text("utf-8")
     assert "<title>1 rank · perfnb</title>" in page
     assert "1 ranks" not in page + str(ranks)
+    assert "may not belong to the same job" not in " ".join(str(ranks).split())
 
 
 def test_the_samples_as_text(golden: Callable[[str, str], None]) -> None:

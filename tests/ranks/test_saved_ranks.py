@@ -121,6 +121,11 @@ def test_ranks_of_an_altered_file_are_refused(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "rank_0", tmp_path / "rank_1")
     with pytest.raises(RecordingError, match=r"its meta\.rank is 0, not 1"):
         perfnb.load(tmp_path)
+    ranks = tmp_path / "ranks.json"
+    whole = json.loads(ranks.read_text())
+    ranks.write_text(json.dumps(whole | {"meta": {**whole["meta"], "ranks": [0, 0]}}))
+    with pytest.raises(RecordingError, match=r"ranks\.json is damaged: meta\.ranks contains a rank twice"):
+        perfnb.load(tmp_path)
     facts = json.loads((tmp_path / "rank_0" / "profile.json").read_text())
     facts["meta"]["job"]["world_size"] = -1
     (tmp_path / "rank_0" / "profile.json").write_text(json.dumps(facts))

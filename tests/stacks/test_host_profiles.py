@@ -17,7 +17,7 @@ import pytest
 
 import perfnb
 from perfnb.errors import RecordingError, TraceError
-from perfnb.stacks import tables
+from perfnb.stacks import collapsed, tables
 from perfnb.stacks.cprofile import recognised
 from perfnb.stacks.formats import format_of, formats, read_record
 from perfnb.trace.trace_file import Limits
@@ -97,6 +97,7 @@ def test_the_stacks_of_torch_are_in_microseconds(tmp_path: Path) -> None:
     profile = perfnb.load(written(tmp_path, text))
     assert profile.samples is None
     assert figures(profile, "self_ms", "total_ms", "line")["step"] == (0.0, 2.5, 3)
+    assert perfnb.load(written(tmp_path, "train.py(3):_step;half 5\n")).samples == 5  # as many as others are not enough
 
 
 def test_addresses_are_no_part_of_names(tmp_path: Path) -> None:
@@ -181,6 +182,10 @@ def test_samples_without_a_stack_are_left_out_and_told(tmp_path: Path) -> None:
         (lambda profile: profile.update(type="sampled", samples=[[0]], weights=[-1]), "weight"),
         (lambda profile: profile.update(type="other"), "neither"),
         (lambda profile: profile.update(unit="days"), "unit"),
+        (
+            lambda each: each.update(evented(("O", 0, -1e308), ("C", 0, 1), startValue=-1e308), unit="seconds"),
+            "implausibly large",
+        ),
     ],
 )
 def test_wrong_speedscope_profiles_are_refused(tmp_path: Path, change: Any, why: str) -> None:
@@ -372,6 +377,13 @@ def test_text_of_perf_script(tmp_path: Path) -> None:
         **{"inner": (1, 1, "/bin/prog"), "main": (1, 2, "/bin/prog")},
         "my program": (0, 2, pytest.approx(float("nan"), nan_ok=True)),
     }
+    two = perfnb.load(written(tmp_path, PERF + PERF.replace("cpu-clock", "faults") + "bad\n bad\n"))
+    assert two.stacks["stack"].tolist() == [
+        f"{event};my program;{calls}" for event in ("cpu-clock", "faults") for calls in ("main", "main;inner")
+    ]
+    assert [note.partition(".")[0] for note in two.meta["notes"][1:]] == [
+        *("Several events were sampled", "2 lines could not be read and were skipped")
+    ]
 
 
 def evented(*events: tuple[str, int, float], **changes: Any) -> dict[str, Any]:
@@ -446,7 +458,15 @@ def test_other_texts_are_not_taken_for_host_profiles(tmp_path: Path, text: str) 
     assert format_of(written(tmp_path, text)) is None
 
 
-@pytest.mark.parametrize("content", [COLLAPSED, json.dumps(SPEEDSCOPE), statistics(), PERF])
+def test_most_lines_of_collapsed_stacks_are_stacks_with_counts() -> None:
+    cut = "a;b 1\n" + "x" * (2**15 - 6)  # the last line of a longer file
+    for head in ("# a comment\n//another\n\na;b 1\n", "a;b 1\nc 2\nx\n", cut):
+        assert collapsed.recognised(head.encode())
+    for head in ("a;b 1\nx\n", "a 1\n", cut[:-1]):
+        assert not collapsed.recognised(head.encode())
+
+
+@pytest.mark.parametrize("content", [COLLAPSED, json.dumps(SPEEDSCOPE), statistics(), PERF, marshal.dumps({})])
 def test_saved_and_loaded(tmp_path: Path, content: str | bytes) -> None:
     profile = perfnb.load(written(tmp_path, content))
     again = perfnb.load(profile.save(tmp_path / "saved"))

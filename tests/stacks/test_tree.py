@@ -108,6 +108,17 @@ def test_functions_that_all_call_each_other_begin_with_the_longest() -> None:
     assert found == pytest.approx({"b": 40.0, "b;a": 40.0 * 40 / 70})
 
 
+def test_calls_of_at_most_a_20000th_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert divided([19_999.0, 1.0], [20_000.0, 1.0], {(0, 1): 1.0}) == {"a": 20_000.0}
+    assert divided([19_998.0, 2.0], [20_000.0, 2.0], {(0, 1): 2.0}) == {"a": 20_000.0, "a;b": 2.0}
+    assert divided([19_999.0, 1.0], [19_999.0, 1.0], {}) == {"a": 19_999.0}
+    # The heaviest calls come first, and the number of all calls is limited.
+    three = ([10_000.0, 1.0, 9_999.0], [20_000.0, 1.0, 9_999.0], {(0, 1): 1.0, (0, 2): 9_999.0})
+    assert divided(*three) == {"a": 20_000.0, "a;c": 9_999.0}
+    monkeypatch.setattr("perfnb.stacks.call_graph._MOST_CALLS", 1)
+    assert divided(*three) == {"a": 20_000.0}
+
+
 def test_without_times_there_is_no_tree() -> None:
     assert divided([0.0, 0.0], [5.0, 5.0], {}) is None
     assert divided([1.0, 1.0], [0.0, 0.0], {}) is None

@@ -320,7 +320,7 @@ def test_the_curve_of_a_step_begins_with_the_level_at_its_start(
 
 def test_threads_of_several_processes_are_named_after_both_and_the_main_ones_come_first() -> None:
     made = ByHand().step(0, 100).op("aten::a", 10, 20).op("aten::a", 10, 20, thread=9).op("aten::a", 10, 20, thread=3)
-    made.op("aten::b", 10, 20, process=8).op("aten::b", 10, 20, process=7, thread=-1)
+    made.op("aten::b", 10, 20, process=8, thread=0).op("aten::b", 10, 20, process=7, thread=-1)
     made.node("AddBackward0", 30, 40, -1, thread=9)
     for row in made.rows:
         row.setdefault("process", 8 if row["thread"] == 4 else 9)
@@ -333,7 +333,7 @@ def test_threads_of_several_processes_are_named_after_both_and_the_main_ones_com
         "Process 9 (train), thread 3 (pt_autograd_0)",
         "Process 9 (train), thread 9 (backward)",
         "Process 7, thread without a number (main)",
-        "Process 8, thread 1",
+        "Process 8, thread 0",
     ]
 
 

@@ -76,7 +76,7 @@ def test_what_the_browser_unpacks_is_what_was_packed() -> None:
     header, arrays = unpacked(timeline_bytes(line, range(len(line.layers)), LARGE)[0])
 
     rows = line.rows
-    for name in ("start", "duration", "layer", "launch", "forward", "depth", "kind"):
+    for name in ("start", "duration", "layer", "launch", "forward", "depth", "kind", "detail"):
         assert arrays[name].tolist() == rows[name].tolist()
     assert [header["names"][code] for code in arrays["name"]] == [line.names[code] for code in rows["name"]]
     assert [header["categories"][code] for code in arrays["category"]] == [line.categories[c] for c in rows["category"]]
@@ -198,13 +198,18 @@ def test_the_static_picture_shows_tracks_of_boxes_and_curves_of_memory() -> None
     assert alt.endswith("other, forward, loss, backward, optimizer")
     # 0.744 pixels per µs from 136 on, and rows of 15: phases at 0, layers at 23, the thread at 61, the stream at 99.
     found = boxes(drawn)
+    assert {top for each in found.values() for _, top, _ in each} == {0, 23, 38, 61, 76, 99}  # at most two of a thread
     forward, backward = (found[palette.mark(name).colour] for name in ("forward", "backward"))
-    assert forward[0] == (173.2, 0, 222.6)  # from 50 to 350
-    assert {(173.2, 23, 222.6), (180.6, 38, 73.8), (188.1, 61, 58.9), (508.0, 99, 73.8)} <= set(forward)
-    assert {(470.8, 0, 170.5), (470.8, 23, 14.3), (493.1, 38, 66.4)} <= set(backward)
-    assert re.findall(r">(Memory[^<]*|[^<]* at most)<", drawn) == [
-        *["Memory, cuda:0", "3.00 MiB at most", "Memory, CPU", "1.00 MiB at most"]
+    assert forward == [
+        *[(173.2, 0, 222.6), (173.2, 23, 222.6), (180.6, 38, 73.8), (269.9, 38, 118.4), (188.1, 61, 58.9)],
+        *[(277.4, 61, 29.2), (314.6, 61, 66.4), (210.4, 76, 0.4), (508.0, 99, 73.8)],
     ]
+    assert {(470.8, 0, 170.5), (470.8, 23, 14.3), (493.1, 38, 66.4)} <= set(backward)
+    assert re.findall(r'<text x="130" y="(\d+)"[^>]*>([^<]*)<', drawn) == [
+        *[("11", "Phases"), ("34", "Layers"), ("72", "Thread 1 (main)"), ("110", "GPU 0, stream 7")],
+        *[("142", "Memory, cuda:0"), ("156", "3.00 MiB at most"), ("194", "Memory, CPU"), ("208", "1.00 MiB at most")],
+    ]
+    assert re.findall(r'<text x="(\d+)" y="238"', drawn) == ["136", "322", "508", "694", "880"]
     assert re.findall(r'd="(M136 [12]..H[^"]*Z)"', drawn) == [
         *["M136 166H136V166V166H508V126V126H880V166Z", "M136 218H136V218V218H508V178V178H880V218Z"]
     ]
@@ -247,15 +252,13 @@ def test_the_verdict_says_how_busy_gpu_and_host_were() -> None:
     assert [row[5] for row in tracks.rows] == pytest.approx([1.0, 0.54, 0.42, 0.1])
 
 
-def test_without_a_gpu_the_verdict_is_about_the_main_thread() -> None:
-    shown = timeline_document(timeline(training()))
-    assert shown.verdict.sentence == "Step 0 takes 1.00 ms: the main thread is busy for 42 % of it."
+def test_a_step_without_work_only_has_its_length() -> None:
     idle = timeline_document(timeline(ByHand().step(0, 1000)))
     assert idle.verdict.sentence == "Step 0 takes 1.00 ms."
 
 
 def test_work_after_the_end_of_the_step_is_in_the_picture() -> None:
-    line = timeline(training().kernel("gemm", 1950, 2800, 3000))
+    line = timeline(training().kernel("gemm", 1950, 2800, 3000).event("less", 1960, 1970, "kernel", device=0, stream=9))
 
     shown = timeline_document(line)
 
@@ -283,7 +286,9 @@ def test_of_many_threads_the_busiest_are_drawn_and_listed() -> None:
     assert step is not None
     drawn = [track.title for track in shown_tracks(step) if track.kind == "thread"]
     assert drawn == ["Thread 1 (main)", "Thread 37", "Thread 38", "Thread 39"]
-    text = document_text(timeline_document(line)).splitlines()
+    shown = timeline_document(line)
+    assert shown.verdict.sentence == "Step 0 takes 1.00 ms: the main thread is busy for 50 % of it."
+    text = document_text(shown).splitlines()
     assert text[-1] == "… 32 more tracks"
     listed = [" ".join(row.split()[:2]) for row in text[-9:-1]]
     assert listed == ["Phases other", "Thread 1", *(f"Thread {thread}" for thread in range(39, 33, -1))]

@@ -15,7 +15,7 @@ import pytest
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette
 from perfnb.draw.as_text import document_text
-from perfnb.draw.document import Document, Line, Picture, Series, Table, Value
+from perfnb.draw.document import Document, Picture, Series, Table, Value
 from perfnb.draw.palette import LINES
 from perfnb.recording.schema import METRICS, conform
 from perfnb.telemetry.metrics import METRIC_WORDS, unit_of
@@ -117,7 +117,7 @@ def table_of(document: Document, title: str) -> Table:
 
 
 def test_figures_are_those_of_the_summary() -> None:
-    made = samples.server()
+    made = replace(samples.server(), cost_percent=50.0)
     shown = watch_document(made)
     rows = {(row[0], row[1]): row[2:] for row in table_of(shown, "Over the whole watch").rows}
     assert len(rows) == len(made.table)
@@ -127,7 +127,10 @@ def test_figures_are_those_of_the_summary() -> None:
     assert written[3] == Value(made.table.at[("process", "disk_write_bytes_per_s"), "total"], "bytes")
     assert rows["GPU 0", "energy"][3].number == made.table.at[("gpu0", "energy_j"), "total"]
     assert shown.figures[0].value == pytest.approx(made.table.at[("gpu0", "busy_percent"), "median"] / 100)
-    assert shown.facts[:3] == ("watched for 2:00 min", "every 0.5 s", "240 readings, 1 missed")
+    assert shown.facts == (
+        *("watched for 2:00 min", "every 0.5 s", "240 readings, 1 missed", "99 % within 500 ms of the previous one"),
+        "the sampler used 50 % of one core",
+    )
     assert "GPU 0: PCIe counters cannot be read at times: not permitted." in shown.notes
     assert "no NVIDIA driver on this machine" in watch_document(samples.laptop()).notes
     assert watch_document(samples.laptop(running=True)).facts[0].startswith("watching for")
@@ -160,15 +163,6 @@ def test_lines_are_what_was_read_and_ceilings_are_drawn_where_they_are_near() ->
     assert cpu.levels == {"cgroup limit": 4.0}
     assert list(charts)[2] == "Memory"
     assert "CPU (all cores: 800 %)" in [part.title for part in watch_document(samples.laptop()).sections[0].static]  # type: ignore[union-attr]
-
-
-def test_lines_of_a_chart_differ_in_colour() -> None:
-    for made in (samples.laptop(), samples.server(10.0), samples.server(10.0, 8)):
-        picture = watch_document(made).sections[0]
-        assert isinstance(picture, Picture)
-        lines: list[tuple[Line, ...]] = [part.lines for part in picture.static if isinstance(part, Series)]
-        for own in lines:
-            assert len({line.mark.colour for line in own}) == min(8, len(own))
 
 
 @pytest.mark.parametrize(
@@ -298,15 +292,19 @@ def test_what_is_unknown_is_null() -> None:
 
 
 def test_devices_that_are_read_at_times_of_their_own_share_a_grid() -> None:
-    rows = [(f"gpu{n}", 2.0 * tick + 0.003 * n, 2.0, {"power_w": 10.0 * tick + n}) for tick in range(9) for n in (0, 1)]
-    made = samples.summary([row for row in rows if row[1] != 8.0], interval_s=2.0)
+    at = [7.0 + 2.0 * tick for tick in range(9)]
+    rows = [(f"gpu{n}", t + 0.003 * n, 2.0, {"power_w": 5 * t + n}) for t in at for n in (0, 1)]
+    made = samples.summary([row for row in rows if row[1] != 15.0], interval_s=2.0)
     times, values = on_grid(made.samples, made.charts, 2.0, 100)
-    assert times.tolist() == [2.0 * tick for tick in range(9)]
-    assert values["gpu1", "power_w"].tolist() == [10.0 * tick + 1 for tick in range(9)]
+    assert times.tolist() == at
+    assert values["gpu1", "power_w"].tolist() == [5 * t + 1 for t in at]
     assert np.isnan(values["gpu0", "power_w"][4])
     coarse, values = on_grid(made.samples, made.charts, 2.0, 3)
     assert len(coarse) == 3
-    assert values["gpu1", "power_w"][0] == np.mean([1.0, 11.0])
+    assert values["gpu1", "power_w"][0] == np.mean([36.0, 46.0])
+    # A reading counts as long as it covers, and the first one for an interval.
+    two = samples.summary([("gpu0", 7.0, None, {"power_w": 8.0}), ("gpu0", 7.1, 1.5, {"power_w": 4.0})])
+    assert on_grid(two.samples, two.charts, 0.5, 1)[1]["gpu0", "power_w"].tolist() == [5.0]
 
 
 def test_while_it_runs_charts_of_what_may_come_are_there() -> None:

@@ -253,6 +253,7 @@ def test_a_saved_watch_is_loaded(tmp_path: Path, by_hand: Callable[..., perfnb.W
     pd.testing.assert_frame_equal(loaded.samples, w.samples)
     pd.testing.assert_frame_equal(loaded.summary(), w.summary())
     assert str(loaded) == str(w)
+    loaded.stop()
     assert not loaded.running
 
 
