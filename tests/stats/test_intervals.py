@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom, rankdata
 
+from perfnb.stats import intervals
 from perfnb.stats.intervals import (
     CORRELATED_STATISTICS,
     ORDER_STATISTICS,
     RANGE,
+    _sum_of_autocorrelations,
     effective_size,
     interval_of_median,
     lag1,
@@ -65,11 +67,69 @@ def test_correlated_steps_are_told_from_independent_ones() -> None:
     assert methods[0.0].count(ORDER_STATISTICS) >= 90
 
 
+@pytest.mark.parametrize(
+    ("count", "effective", "confidence", "expected"),
+    [
+        (100, 25.0, 0.95, (30, 71, CORRELATED_STATISTICS)),  # 50 - 1.960 * 100 / 5 / 2 = 30.4
+        (100, 25.0, 0.9, (33, 68, CORRELATED_STATISTICS)),  # 50 - 1.645 * 100 / 5 / 2 = 33.6
+        (100, 99.9, 0.95, (40, 61, CORRELATED_STATISTICS)),
+        (100, 100.0, 0.95, (40, 61, ORDER_STATISTICS)),
+        (21, 9.0, 0.95, (3, 19, CORRELATED_STATISTICS)),  # 10.5 - 1.960 * 21 / 3 / 2 = 3.6
+        (20, 5.0, 0.95, (1, 20, CORRELATED_STATISTICS)),  # 10 - 1.960 * 20 / 2.236 / 2 = 1.2
+        (20, 4.0, 0.95, (1, 20, RANGE)),  # 10 - 1.960 * 20 / 2 / 2 = 0.2
+    ],
+)
+def test_the_ranks_of_an_interval_follow_from_the_number_of_independent_steps(
+    count: int,
+    effective: float,
+    confidence: float,
+    expected: tuple[int, int, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(intervals, "effective_size", lambda samples: effective)
+    samples = np.random.default_rng(1).permutation(np.arange(1.0, count + 1))
+    assert interval_of_median(samples, confidence) == expected
+
+
 def test_too_few_steps_for_their_correlation_give_their_range_and_say_so() -> None:
     samples = np.arange(20.0)
 
     assert interval_of_median(samples) == (0.0, 19.0, RANGE)
     assert interval_of_median(samples[:5]) is None
+
+
+@pytest.mark.parametrize(
+    ("rho", "measured", "expected"),
+    [
+        (0.2, 9.0, 4.0),  # not correlated
+        (0.5, 1.0, 1.86223),  # 4 / (1 + 4/pi * (arcsin(0.5) + arcsin(0.25) + arcsin(0.125)))
+        (0.5, 2.5, 1.6),
+        (0.99, 1.0, 0.74901),  # as for 0.95
+    ],
+)
+def test_the_larger_sum_of_autocorrelations_determines_the_effective_size(
+    rho: float, measured: float, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intervals, "lag1", lambda samples: rho)
+    monkeypatch.setattr(intervals, "_sum_of_autocorrelations", lambda values: measured)
+    assert effective_size([1.0, 2.0, 3.0, 4.0]) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("count", [5, 6, 30, 31])
+def test_autocorrelations_are_summed_in_pairs_while_they_are_positive_and_do_not_grow(count: int) -> None:
+    rows = np.round(autoregressive(np.random.default_rng(count), 20, count, 0.8))  # with ties
+    for values in rows:
+        signs = np.sign(values - np.median(values))
+        signs -= signs.mean()
+        total, least = 0.0, np.inf
+        for lag in range(0, count - 1, 2):
+            pair = signs[: count - lag] @ signs[lag:] + signs[: count - lag - 1] @ signs[lag + 1 :]
+            if pair <= 1e-9:
+                break
+            least = min(least, pair)
+            total += least / (signs @ signs)
+        assert _sum_of_autocorrelations(values) == pytest.approx(max(1.0, 2 * total - 1))
+    assert _sum_of_autocorrelations(np.ones(count)) == 1.0
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.3, 0.6, 0.8])

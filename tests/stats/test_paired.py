@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import mannwhitneyu
+from scipy.stats import mannwhitneyu, norm, t
 
+from perfnb.stats import comparisons
 from perfnb.stats.comparisons import PairedComparison, compare_pairs
-from perfnb.stats.intervals import hodges_lehmann
-from perfnb.stats.planning import plan_pairs
+from perfnb.stats.intervals import hodges_lehmann, signed_rank_p, spread
+from perfnb.stats.planning import plan_pairs, smallest_detectable
 from tests.system.machines import LOADS, autoregressive, interleaved, steps
 
 #: Full size as a rule; ten times as many where the tables of a release are made.
@@ -131,19 +132,36 @@ def test_the_rule(shift: float, noise: float, band: float, verdict: str) -> None
     assert found.correlation == 0
 
 
-def test_few_correlated_pairs_count_as_at_least_three_independent_ones() -> None:
-    values = 0.01 * np.arange(20.0)  # each says nearly the same as the one before
+@pytest.mark.parametrize(("rho", "independent"), [(0.0, 20.0), (0.5, 20 / 3), (0.8, 3.0)])
+def test_correlated_pairs_count_for_fewer_but_for_at_least_three(
+    rho: float, independent: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparisons, "_correlation", lambda values: rho)
+    values = np.linspace(-0.05, 0.11, 20)
+    found = compare_pairs(values)
 
-    found, plain = compare_pairs(values), hodges_lehmann(values)
+    wider = math.sqrt(20 / independent) * t.ppf(0.975, independent - 1) / t.ppf(0.975, 19)
+    for interval, confidence in ((found.ratio_ci, 0.95), (found.equivalence_ci, 0.9)):
+        estimate, low, high = hodges_lehmann(values, confidence)
+        expected = [estimate - wider * (estimate - low), estimate + wider * (high - estimate)]
+        assert interval == pytest.approx(np.exp(expected))
+    assert found.p_value == pytest.approx(2 * norm.cdf(norm.ppf(signed_rank_p(values) / 2) / wider))
+    assert found.smallest_detectable == pytest.approx(smallest_detectable(wider * spread(values), 20))
+    assert found.correlation == rho
 
-    assert found.correlation == 0.9
-    assert found.ratio_ci is not None
-    # Student's t for three and for 20 values, from a table.
-    wider = math.sqrt(20 / 3) * 4.3027 / 2.0930
-    assert math.log(found.ratio_ci[0]) == pytest.approx(plain.estimate - wider * (plain.estimate - plain.low), rel=1e-3)
-    assert math.log(found.ratio_ci[1]) == pytest.approx(
-        plain.estimate + wider * (plain.high - plain.estimate), rel=1e-3
-    )
+
+@pytest.mark.parametrize(
+    ("lag1", "pairs", "correlation"),
+    [
+        *[(0.95, 100, 0.9), (0.201, 100, 0.201), (0.2, 100, 0.0), (-0.5, 100, 0.0)],
+        *[(0.33, 25, 0.33), (0.328, 25, 0.0)],  # chance produces 1.645 / 5
+    ],
+)
+def test_a_correlation_counts_if_it_exceeds_a_fifth_and_chance(
+    lag1: float, pairs: int, correlation: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparisons, "lag1", lambda values: lag1)
+    assert comparisons._correlation(np.zeros(pairs)) == correlation
 
 
 @pytest.mark.parametrize("pairs", range(1, 6))
@@ -165,6 +183,14 @@ def test_equal_pairs_and_wrong_ones() -> None:
     for band in (-0.1, 1.0, 2.0):
         with pytest.raises(ValueError, match="equal_within"):
             compare_pairs([0.0] * 10, band)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "blocks", "first"), [(1000, 1000, 0.0), (1001, 500, 1.0), (2000, 1000, 0.5), (2001, 667, 1.0)]
+)
+def test_at_most_a_thousand_medians_of_neighbours_are_compared(pairs: int, blocks: int, first: float) -> None:
+    found = comparisons._joined(np.arange(float(pairs)))
+    assert (len(found), found[0]) == (blocks, first)
 
 
 def test_very_many_pairs_are_judged_by_medians_of_neighbours() -> None:
