@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import perfnb as package
-from perfnb.command.compare import _compared
+from perfnb.command.compare import _compared, _percent
 from perfnb.command.sub_command import WrongUse
 from perfnb.diff.step_times import slower_by_more_than, step_change, step_change_of
 from perfnb.flame.host_profile import HostProfile
@@ -85,10 +85,20 @@ def test_it_fails_only_where_the_change_is_certain(
     plain = called("compare", a, b)
     assert plain.returncode == 0
     assert plain.stdout.startswith("perfnb · comparison of step times · b against a\n")
+    assert "Passed" not in plain.stdout
     done = called("compare", a, b, "--fail-if-slower", limit, "--json")
     value = json.loads(done.stdout)
     assert done.returncode == code
     assert (value["failed"], value["fail_if_slower_percent"]) == (bool(code), limit)
+    assert value["facts"][-2:] == [f"baseline: {a}", f"candidate: {b}"]
+
+
+@pytest.mark.parametrize(("text", "value"), [("0", 0.0), ("2.5", 2.5), ("999999", 999999.0)])
+def test_a_percentage_is_at_least_0_and_below_a_million(text: str, value: float) -> None:
+    assert _percent(text) == value
+    for wrong in ("-0.1", "1e6", "nan", "much"):
+        with pytest.raises(ValueError):  # noqa: PT011
+            _percent(wrong)
 
 
 def test_what_cannot_be_judged_does_not_pass(tmp_path: Path) -> None:
