@@ -99,7 +99,7 @@ def test_a_shuffled_loader_and_random_numbers_are_as_before_afterwards() -> None
 
 
 def test_what_is_no_step_is_refused() -> None:
-    with pytest.raises(TypeError, match="^step must be a function that runs one step, not str"):
+    with pytest.raises(TypeError, match=r"^step must be a function that runs one step, not str"):
         counts_of("x")  # type: ignore[arg-type]
 
 

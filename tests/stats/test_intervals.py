@@ -91,13 +91,6 @@ def test_the_ranks_of_an_interval_follow_from_the_number_of_independent_steps(
     assert interval_of_median(samples, confidence) == expected
 
 
-def test_too_few_steps_for_their_correlation_give_their_range_and_say_so() -> None:
-    samples = np.arange(20.0)
-
-    assert interval_of_median(samples) == (0.0, 19.0, RANGE)
-    assert interval_of_median(samples[:5]) is None
-
-
 @pytest.mark.parametrize(
     ("rho", "measured", "expected"),
     [

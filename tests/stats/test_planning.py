@@ -31,6 +31,7 @@ from tests.system.machines import autoregressive
     [
         *[(1.0, 0.9, 0.95, 13), (0.5, 0.9, 0.95, 45), (2 / 3, 0.9, 0.95, 26), (1 / 3, 0.9, 0.95, 99)],
         *[(0.2, 0.9, 0.95, 272), (0.5, 0.8, 0.95, 36), (0.5, 0.9, 0.99, 66), (3.0, 0.9, 0.95, 6)],
+        *[(0.5, 0.99, 0.95, 76), (1.5, 0.99, 0.95, 11)],
     ],
 )
 def test_pairs_needed_are_those_of_the_t_tests(dz: float, power: float, confidence: float, pairs: int) -> None:
