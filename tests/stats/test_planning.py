@@ -71,7 +71,7 @@ def test_the_budget_bounds_the_pairs(budget_s: float, count: int) -> None:
 def test_pairs_without_spread_or_without_a_band() -> None:
     assert plan_pairs([0.1] * 10).needed == 6
     assert plan_pairs([0.1] * 10).enough
-    assert plan_pairs([0.0, 0.1], equal_within=0, budget_s=3, pair_s=0.1).count == 30
+    assert plan_pairs([0.0, 0.1], equal_within=0, budget_s=3, pair_s=0.1) == Planned(30, 1000)
     with pytest.raises(ValueError, match="at least 2"):
         plan_pairs([0.1])
 

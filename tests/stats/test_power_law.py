@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,6 +125,26 @@ def test_a_break_is_tested_at_each_place_with_two_sizes_on_either_side(
         found = fit_power_law(sizes, costs).broken
         expected = p_value * places if 0 < p_value * places <= 0.05 else None
         assert (None if found is None else found.p_value) == (expected and pytest.approx(expected))
+
+
+def test_a_break_is_judged_by_the_squares_that_two_laws_explain(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, given = np.random.default_rng(66), list[Any]()
+    monkeypatch.setattr(power_law, "_p_of_two", lambda *all_given: given.append(all_given) or 1.0)
+    sizes, noise = np.array(NINE, float), rng.uniform(0.01, 0.3, 9)
+    costs = measured(rng, power(2.0), NINE, 0.3)
+    fit_power_law(sizes, costs, noise)
+
+    x, y, weights = np.log(sizes), np.log(costs), 1 / np.hypot(noise, 0.03)
+
+    def squares(*columns: np.ndarray) -> float:
+        rows = np.column_stack([np.ones(9), x, *columns]) * weights[:, None]
+        return float(np.linalg.lstsq(rows, y * weights, rcond=None)[1][0])
+
+    for place, (gained, whole, freedom, known) in zip(range(2, 8), given, strict=True):
+        above = np.arange(9) >= place
+        assert (freedom, known) == (5, True)
+        assert whole @ whole == pytest.approx(squares())
+        assert whole @ whole - gained @ gained == pytest.approx(squares(above, above * x))
 
 
 @pytest.mark.parametrize(("freedom", "whole"), [(1, 7.0), (4, 13.0), (7, 6.0), (30, 99.0)])
