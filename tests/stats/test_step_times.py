@@ -41,6 +41,7 @@ def test_the_interval_of_a_quantile_lies_between_ranks_of_the_binomial_distribut
     count: int, q: float, ranks: tuple[int, int] | None
 ) -> None:
     assert quantile_interval(np.arange(1, count + 1)[::-1], q) == ranks
+    assert quantile_interval(np.arange(1, 7), 0.5, 31 / 32) == (1, 6)  # each end excludes 1 of 64 cases
 
 
 @given(st.integers(6, 400), st.sampled_from([0.9, 0.95, 0.99]))
