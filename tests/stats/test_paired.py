@@ -185,14 +185,6 @@ def test_equal_pairs_and_wrong_ones() -> None:
             compare_pairs([0.0] * 10, band)
 
 
-@pytest.mark.parametrize(
-    ("pairs", "blocks", "first"), [(1000, 1000, 0.0), (1001, 500, 1.0), (2000, 1000, 0.5), (2001, 667, 1.0)]
-)
-def test_at_most_a_thousand_medians_of_neighbours_are_compared(pairs: int, blocks: int, first: float) -> None:
-    found = comparisons._joined(np.arange(float(pairs)))
-    assert (len(found), found[0]) == (blocks, first)
-
-
 def test_medians_of_neighbours_are_compared_if_there_are_very_many_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparisons, "_MOST", 3)
     found = compare_pairs([0.1, 0.2, 9.0, 0.3, 0.4, 0.5, -9.0])  # the medians are 0.25 and 0.4

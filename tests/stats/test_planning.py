@@ -48,16 +48,6 @@ def test_the_spread_of_a_pilot_is_its_upper_limit_of_80_percent() -> None:
     assert plan_pairs(100 * pilot, most=50) == Planned(50, 500)
 
 
-def test_a_plan_from_ten_pairs_is_enough_in_most_cases() -> None:
-    rng = np.random.default_rng(32)
-    needed = pairs_needed(0.02, math.log1p(0.02))
-
-    planned = [plan_pairs(pilot).needed for pilot in rng.normal(0, 0.02, (150, 10))]
-
-    assert 0.7 <= np.mean(np.array(planned) >= needed) <= 0.92
-    assert np.median(planned) <= 3 * needed
-
-
 @pytest.mark.parametrize(("budget_s", "count"), [(math.inf, 1000), (2.0, 20), (0.01, 6)])
 def test_the_budget_bounds_the_pairs(budget_s: float, count: int) -> None:
     pilot = np.random.default_rng(33).normal(0, 0.5, 10)
@@ -112,7 +102,6 @@ def test_correlated_and_scattered_pilots_ask_for_more_steps() -> None:
     assert plan_steps(quartiles).needed == math.ceil((1.960 * 1.2533 * 0.1 / 1.349 / math.log(1.02)) ** 2) == 85
     assert plan_steps(quartiles, half_width=0.01).needed == 335
     assert plan_steps(quartiles, confidence=0.99).needed == 147
-    assert plan_steps(np.exp(rng.normal(0, 0.1, 100)), half_width=0.01).needed > 3 * calm
 
 
 def test_the_budget_bounds_the_steps() -> None:
@@ -177,14 +166,6 @@ def test_more_samples_are_needed_as_the_interval_shrinks_with_the_root_of_their_
     assert still_needed([0.0] * 20) == 0
     assert still_needed(np.random.default_rng(1).permutation([0.0] * 14 + [1.0] * 6)) == 20
     assert (still_needed([]), still_needed([5.0, 1.0, 9.0])) == (1, 3)
-
-
-@settings(max_examples=20)
-@given(st.floats(0.001, 0.5), st.integers(2, 500))
-def test_more_pairs_and_less_noise_see_smaller_effects(deviation: float, pairs: int) -> None:
-    assert smallest_detectable(deviation, pairs + 1) < smallest_detectable(deviation, pairs)
-    assert smallest_detectable(deviation / 2, pairs) < smallest_detectable(deviation, pairs)
-    assert pairs_needed(deviation, 0.02) >= pairs_needed(deviation / 2, 0.02) >= 6
 
 
 @settings(max_examples=20)
