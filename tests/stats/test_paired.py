@@ -124,11 +124,6 @@ def test_the_rule(shift: float, noise: float, band: float, verdict: str) -> None
     assert found.verdict == verdict
     assert found.ratio == pytest.approx(math.exp(shift))
     assert found.equivalent == (verdict == "same")
-    assert found.ratio_ci is not None
-    assert found.equivalence_ci is not None
-    # 90 % of a normal distribution lie within 1.645 deviations, 95 % within 1.960.
-    inner, outer = (math.log(high / low) for low, high in (found.equivalence_ci, found.ratio_ci))
-    assert inner / outer == pytest.approx(1.645 / 1.960, abs=0.05)
     assert found.correlation == 0
 
 
@@ -201,18 +196,3 @@ def test_swapping_a_and_b_inverts_the_ratio_and_mirrors_the_verdict(pairs: list[
     assert swapped.smallest_detectable == pytest.approx(found.smallest_detectable)
     if found.ratio_ci is not None:
         assert swapped.ratio_ci == pytest.approx((1 / found.ratio_ci[1], 1 / found.ratio_ci[0]))
-
-
-@given(pairs_of)
-def test_the_intervals_are_nested_around_the_ratio(pairs: list[float]) -> None:
-    found = compare_pairs(pairs)
-
-    if found.ratio_ci is not None and found.equivalence_ci is not None:
-        low, high = found.ratio_ci
-        inner_low, inner_high = found.equivalence_ci
-        assert low <= inner_low <= found.ratio * (1 + 1e-12)
-        assert found.ratio * (1 - 1e-12) <= inner_high <= high
-    assert 0 <= found.p_value <= 1
-    # A wider band makes more the same, never the other way round.
-    if found.equivalent:
-        assert compare_pairs(pairs, 0.05).verdict == "same"

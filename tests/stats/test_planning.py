@@ -6,8 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from perfnb.stats.comparisons import compare_pairs
 from perfnb.stats.intervals import interval_of_median, spread
@@ -166,12 +164,3 @@ def test_more_samples_are_needed_as_the_interval_shrinks_with_the_root_of_their_
     assert still_needed([0.0] * 20) == 0
     assert still_needed(np.random.default_rng(1).permutation([0.0] * 14 + [1.0] * 6)) == 20
     assert (still_needed([]), still_needed([5.0, 1.0, 9.0])) == (1, 3)
-
-
-@settings(max_examples=20)
-@given(st.lists(st.floats(-0.5, 0.5), min_size=2, max_size=20), st.floats(0.001, 0.5))
-def test_the_sign_of_the_pilot_does_not_matter(pilot: list[float], band: float) -> None:
-    plan = plan_pairs(pilot, equal_within=band)
-
-    assert plan == plan_pairs([-value for value in pilot], equal_within=band)
-    assert plan.count >= 6
