@@ -102,7 +102,7 @@ def test_only_results_of_one_kind_are_compared(monkeypatch: pytest.MonkeyPatch) 
     assert (compared.ratio_ci, compared.too_few) == (None, "host profiles have no steps")
     assert compared.result.of == (hosts, hosts)  # type: ignore[attr-defined]
     assert _compared("a/time", "a/time").ratio_ci == (1.0, 1.0)
-    kinds = {"run": "RunSummary", "host": "HostProfile", "a/time": "Timing", "job": "Ranks"}
+    kinds = {"run": "RunSummary", "host": "HostProfile", "a/time": "Timing", "job": "Ranks", "profile": "Profile"}
     for a, b in itertools.permutations(kinds, 2):
         said = f"not {Path(a).name} ({kinds[a]}) and {Path(b).name} ({kinds[b]})."
         more = " Compare individual ranks." if "job" in (a, b) else ""
