@@ -98,7 +98,7 @@ def test_a_shuffled_loader_and_random_numbers_are_as_before_afterwards() -> None
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_what_is_no_step_is_refused() -> None:
+def test_a_step_must_be_a_function() -> None:
     with pytest.raises(TypeError, match=r"^step must be a function that runs one step, not str"):
         counts_of("x")  # type: ignore[arg-type]
 

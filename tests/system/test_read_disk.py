@@ -130,7 +130,7 @@ def test_files_are_only_read_and_the_largest_first(tmp_path: Path, monkeypatch: 
     assert (told["files"], total(told)) == (1, 3 * MIB)
 
 
-def test_a_temporary_file_is_read_where_there_is_none_and_is_gone(
+def test_a_temporary_file_is_read_and_removed_if_there_is_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     advice: list[int] = []
@@ -142,7 +142,7 @@ def test_a_temporary_file_is_read_where_there_is_none_and_is_gone(
     assert advice == [os.POSIX_FADV_DONTNEED, os.POSIX_FADV_RANDOM]  # not from the cache, and not ahead
 
 
-def test_what_is_no_file_is_not_read_and_left_closed(tmp_path: Path) -> None:
+def test_a_pipe_is_not_read_and_does_not_stay_open(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     before = os.listdir("/proc/self/fd")
     told = read_test(str(tmp_path / "pipe"))

@@ -162,7 +162,7 @@ def test_an_empty_machine_says_of_each_why(tmp_path: Path) -> None:
     assert str(tmp_path) not in repr(told)
 
 
-def test_files_that_do_not_fit_the_process_are_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_do_not_match_the_process_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {9}, raising=False)
     node = "sys/devices/system/node/node"
     root = machine(tmp_path, **{f"{node}{place}/cpulist": "\n" for place in range(2)})
