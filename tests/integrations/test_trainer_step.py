@@ -778,9 +778,7 @@ def test_profiles_are_logged_and_given_to_the_user(
 
 
 @pytest.mark.parametrize("log", [True, False])
-def test_a_window_is_reported_to_the_user_or_to_the_callback_if_it_logs(
-    log: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_callback_that_logs_passes_windows_on_to_the_user_itself(log: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     given, done = list[dict[str, Any]](), list[Any]().append
     kind = trainer_profiler.LoopProfiler
     made = functools.wraps(kind)(lambda **options: given.append(options) or kind(**options))

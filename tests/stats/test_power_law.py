@@ -208,10 +208,8 @@ def test_a_constant_is_part_of_the_law_unless_the_law_breaks() -> None:
 
 def test_a_constant_needs_five_sizes_a_growing_cost_and_a_thousandth_of_it() -> None:
     sizes = np.arange(1.0, 7.0)
-    assert [fit_power_law(sizes[:count], sizes[:count] ** 2 + 3).overhead for count in (4, 5)] == [
-        0.0,
-        pytest.approx(3.0),
-    ]
+    for count, overhead in ((4, 0.0), (5, 3.0)):
+        assert fit_power_law(sizes[:count], sizes[:count] ** 2 + 3).overhead == pytest.approx(overhead)
     assert fit_power_law(sizes, 1 / sizes + 1).overhead == 0.0
     assert fit_power_law(sizes, sizes**2 + 0.00099).overhead == 0.0
     assert fit_power_law(sizes, sizes**2 + 0.0011).overhead == pytest.approx(0.0011, rel=1e-3)
