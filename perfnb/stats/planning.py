@@ -154,7 +154,7 @@ def pairs_needed(
 
     if deviation <= 0:
         return FEWEST_PAIRS
-    fewest, beyond = FEWEST_PAIRS - 1, FEWEST_PAIRS
+    fewest = beyond = FEWEST_PAIRS
     tail = (1 - confidence) / 2
 
     def suffices(n: int) -> bool:
