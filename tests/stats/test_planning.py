@@ -44,16 +44,7 @@ def test_the_spread_of_a_pilot_is_its_upper_limit_of_80_percent() -> None:
     needed = pairs_needed(spread(pilot) * math.sqrt(9 / 5.380), math.log(1.02))
     assert plan_pairs(pilot) == Planned(needed, needed)
     assert plan_pairs(20 * pilot, most=50) == Planned(50, 500)
-
-
-@pytest.mark.parametrize(("budget_s", "count"), [(math.inf, 1000), (2.0, 20), (0.01, 6)])
-def test_the_budget_bounds_the_pairs(budget_s: float, count: int) -> None:
-    pilot = np.random.default_rng(33).normal(0, 0.5, 10)
-
-    plan = plan_pairs(pilot, budget_s=budget_s, pair_s=0.1)
-
-    assert (plan.count, plan.enough) == (count, False)
-    assert plan.needed > 1000
+    assert not Planned(50, 500).enough
 
 
 def test_pairs_without_spread_or_without_a_band() -> None:
