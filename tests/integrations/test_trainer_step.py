@@ -285,8 +285,8 @@ def test_a_profiler_without_a_run_has_no_results() -> None:
     profiler = TrainerProfiler()
 
     assert list(profiler.profiles) == []
-    assert profiler.run is None
-    assert profiler.levers is None
+    assert (profiler.run, profiler.levers) == (None, None)
+    assert (profiler._steps.driver.next_at, profiler.__getstate__()["levers_budget_s"]) == (100, 50.0)
 
 
 class Fitting(SimpleNamespace):
