@@ -55,7 +55,7 @@ def main(words: Sequence[str] | None = None) -> int:
     command = commands.get(given[0]) if given else None
     if command is None:
         parser = _parser(commands.values())
-        if given and (close := get_close_matches(given[0], commands, 1)):
+        if given and (close := get_close_matches(given[0], commands)):
             parser.error(f"there is no command {given[0]!a}: did you mean {close[0]}?")
         parser.parse_args(given)
         parser.print_help(sys.stderr)

@@ -199,7 +199,7 @@ class StepProcess:
         errors = [line.removeprefix("E").strip() for line in lines if line.startswith("E  ")]
         if code in _NOT_THERE and not errors:
             return MissingTestError(f"the test does not exist at {self._where}")
-        return PerfnbError(f"The test fails at {self._where}: {[*lines[-1:], *errors[:1]][-1]}")
+        return PerfnbError(f"The test fails at {self._where}: {[*lines, *errors[:1]][-1]}")
 
     def _hang_up(self) -> None:
         with suppress(OSError):  # any output that has not been written yet

@@ -154,7 +154,7 @@ def changes_in(times: Samples) -> Changes | None:
 def _edge(values: Floats, ends: Any, place: int, before: float, after: float) -> int:
     """Return the sample near a jump between blocks at which the neighbouring blocks are best divided."""
     low = int(ends[place - 2])  # a jump has at least `_FEWEST_ASIDE` blocks before it
-    high = int(ends[min(place, len(ends) - 1)])
+    high = int(ends[place])  # and after it
     # The increase in the misfit if a sample is assigned to the level before the jump rather than to the level after it.
     off = np.abs(values[low:high] - before) - np.abs(values[low:high] - after)
     return low + int(np.argmin(np.concatenate([[0.0], np.cumsum(off)])))

@@ -153,7 +153,7 @@ def _correlation(values: Floats) -> float:
     It is 0 unless it exceeds both 0.2 and the correlation that chance produces in 1 of 20 cases.
     """
     rho = min(lag1(values), 0.9)
-    return rho if rho > max(CORRELATED, 1.645 / math.sqrt(max(1, len(values)))) else 0.0
+    return rho if rho > max(CORRELATED, 1.645 / math.sqrt(len(values))) else 0.0
 
 
 def _widening(n: int, independent: float) -> float:

@@ -216,7 +216,7 @@ def _below(n: int, most: int) -> float:
     from scipy.special import ndtr
 
     if n <= _EXACT:
-        return float(_distribution(n)[min(most, n * (n + 1) // 2)])
+        return float(_distribution(n)[most])
     mean, deviation = _moments(n)
     return float(ndtr((most + 0.5 - mean) / deviation))
 

@@ -154,7 +154,7 @@ def pairs_needed(
 
     if deviation <= 0:
         return FEWEST_PAIRS
-    fewest, beyond = FEWEST_PAIRS - 1, FEWEST_PAIRS
+    fewest = beyond = FEWEST_PAIRS
     tail = (1 - confidence) / 2
 
     def suffices(n: int) -> bool:
@@ -167,9 +167,9 @@ def pairs_needed(
         return finds >= power and equals >= (1 + power) / 2
 
     while not suffices(beyond):
-        fewest, beyond = beyond, 2 * beyond
         if beyond >= most:
             return most
+        fewest, beyond = beyond, min(2 * beyond, most)
     while beyond - fewest > 1:
         middle = (fewest + beyond) // 2
         fewest, beyond = (fewest, middle) if suffices(middle) else (middle, beyond)

@@ -251,10 +251,14 @@ def test_a_script_runs_and_its_report_is_registered_first(folder: Path, monkeypa
     ran: list[Any] = []
     monkeypatch.setattr(run, "run_as_main", lambda program: ran.append(program) or error)
     monkeypatch.setattr(run.atexit, "register", lambda function: ran.append(function.__name__))
+    monkeypatch.setattr(_Report, "finish", lambda report, steps: ran.append(report.start == steps._make_driver))
     (folder / "train.py").touch()
     for error in (None, 3):
         assert called("run", "train.py", "--lr", "1").returncode == (error or 0)
-    assert ran == ["tell", ["train.py", "--lr", "1"]] * 2
+    assert ran == ["tell", ["train.py", "--lr", "1"], True] * 2
+    (folder / "file").touch()
+    assert "file" in called("run", "--save", "file/kept", "train.py").stderr
+    assert len(ran) == 6
 
 
 def test_a_launcher_becomes_this_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,3 +274,6 @@ def test_a_launcher_becomes_this_process(folder: Path, monkeypatch: pytest.Monke
     words = " ".join(became.value.args[0])
     assert "--nproc-per-node 2" in words
     assert f"--at 3 --steps-by first --every 4 --save {folder / 'kept'} train.py" in words
+    with pytest.raises(KeyError) as became:
+        called("run", "torchrun", "train.py")
+    assert "--at 100 --steps-by first --save" in " ".join(became.value.args[0])

@@ -113,10 +113,16 @@ def test_only_a_saved_watch_is_replaced(watched: list[Any], tmp_path: Path) -> N
     assert {path.name for path in tmp_path.iterdir()} == {"thesis", "w"}
 
 
-def test_a_command_that_cannot_be_watched_does_not_run(watched: list[Any], tmp_path: Path) -> None:
+def test_a_command_that_cannot_be_watched_does_not_run(
+    watched: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids, spawn = list[int](), os.posix_spawn
+    monkeypatch.setattr(watch.os, "posix_spawn", lambda *given, **more: pids.append(spawn(*given, **more)) or pids[-1])
     done = called("watch", "--interval", "2", "--", "touch", "ran", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, "perfnb watch: --interval is too long\n")
     assert (watched, [*tmp_path.iterdir()]) == ([], [])
+    with pytest.raises(ChildProcessError):  # it has been ended and waited for
+        os.waitpid(pids[0], os.WNOHANG)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,11 @@ def test_a_shuffled_loader_and_random_numbers_are_as_before_afterwards() -> None
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_a_step_must_be_a_function() -> None:
+    with pytest.raises(TypeError, match=r"^step must be a function that runs one step, not str"):
+        counts_of("x")  # type: ignore[arg-type]
+
+
 def test_a_step_without_torch_has_counts_of_nothing() -> None:
     counts, _ = counts_of(lambda: sum(range(10)))
     assert {name: counts[name] for name in ("peak_bytes", "flops", "ops", "synchronisations")} == {

@@ -278,13 +278,15 @@ def test_the_time_of_a_step_decides(
     try:
         repository(runs.path)
         run(runs, "--perf-update").assert_outcomes(passed=1)
-        result = run(runs, "--perf-against=HEAD", "--perf-limit=1.05", "--perf-budget=7", "--perf-json=out.json", "-rs")
+        limits = [] if ratio == "missing" else ["--perf-limit=1.05", "--perf-budget=7"]
+        result = run(runs, "--perf-against=HEAD", *limits, "--perf-json=out.json", "-rs")
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)
 
     result.assert_outcomes(**{outcome: 1})
-    assert given == [("test_step", "", "HEAD", 1.05, 7.0)] * (2 if ratio == 1.2 else 1)
+    limit = (1.05, 7.0) if limits else (1.03, 60.0)
+    assert given == [("test_step", "", "HEAD", *limit)] * (2 if ratio == 1.2 else 1)
     assert re.search(f"test_step: counts as recorded; {time}", result.stdout.str())
     for kind, said in (
         (1.2, "perf: the step takes 1.200 × .1.200, 1.200. the time of HEAD, in 8 pairs, all of which is above 1.05."),

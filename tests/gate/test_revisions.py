@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from perfnb.bench import design
 from perfnb.errors import PerfnbError
 from perfnb.gate import revisions
 from perfnb.gate.gating import confirmed
@@ -275,6 +276,12 @@ def test_the_revision_is_the_baseline_and_both_processes_are_closed(
         def close(self) -> None:
             done.append(f"close {self._side}")
 
+    def rounds(*given: Any, **more: Any) -> Any:
+        asked.append((given[2:], more))
+        return planned(*given, **more)
+
+    asked, planned = list[Any](), design.planned_rounds
+    monkeypatch.setattr(design, "planned_rounds", rounds)
     monkeypatch.setattr(revisions, "StepProcess", Process)
     main: Any = SimpleNamespace(name="main")
     of = ["item step of main", "item step of here"]
@@ -288,6 +295,7 @@ def test_the_revision_is_the_baseline_and_both_processes_are_closed(
     assert (times.a_name, times.b_name) == ("main", "working tree")
     assert times.ratio == pytest.approx(1.2, rel=0.01)
     assert times.verdict == "slower"
+    assert asked == [((1.0, pytest.approx(0.03)), {"power": 0.95})]
     assert done == [*started, *(f"wait {side}" for side in of), *ended]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -284,8 +285,8 @@ def test_a_profiler_without_a_run_has_no_results() -> None:
     profiler = TrainerProfiler()
 
     assert list(profiler.profiles) == []
-    assert profiler.run is None
-    assert profiler.levers is None
+    assert (profiler.run, profiler.levers) == (None, None)
+    assert (profiler._steps.driver.next_at, profiler.__getstate__()["levers_budget_s"]) == (100, 50.0)
 
 
 class Fitting(SimpleNamespace):
@@ -560,8 +561,11 @@ def test_a_callback_of_transformers_is_part_of_its_trainer_during_a_training(ear
     before = [dict(vars(owner)) for owner in owners]
     facts = {"model": nn.Linear(1, 1), "optimizer": trainer.optimizer, "train_dataloader": [1, 2]}
     trainer.tell(own.on_train_begin, args, counts, **facts)
+    trainer.tell(own.on_train_begin, args, counts, **facts)  # again, after a training that did not end as planned
 
-    [given] = prepared
+    _, given = prepared
+    assert state.did == [("close",)]
+    state.did.clear()
     assert (given["name"], given["trainer"], given["loader"]) == ("Linear", "transformers", [1, 2])
     assert given["namespace"]() == {"model": trainer.model_wrapped, "optimizer": trainer.optimizer.optimizer}
     assert given["left"]() == 56
@@ -771,6 +775,20 @@ def test_profiles_are_logged_and_given_to_the_user(
     assert done == [profile] * (3 if has_callback else 0)
     TrainerProfiler(log=True)._log_result(None)
     assert logged == []
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_a_callback_that_logs_passes_windows_on_to_the_user_itself(log: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, done = list[dict[str, Any]](), list[Any]().append
+    kind = trainer_profiler.LoopProfiler
+    made = functools.wraps(kind)(lambda **options: given.append(options) or kind(**options))
+    monkeypatch.setattr(trainer_profiler, "LoopProfiler", made)
+    profiler = TrainerProfiler(on_done=done, log=log)
+    profiler._prepare(name="Linear", optimizers_end_steps=False)
+    assert [one["on_done"] for one in given] == [profiler._profiled if log else done] * 2
+    assert [one["name"] for one in given] == ["training", "Linear"]
+    TrainerProfiler(name="mine")._prepare(name="Linear")
+    assert given[-1]["name"] == "mine"
 
 
 def profiler_with(state: State, profiles: list[Any], **options: Any) -> Any:

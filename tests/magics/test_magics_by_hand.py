@@ -87,6 +87,7 @@ def test_a_cell_is_profiled_with_its_batches(shell: Any, ran: Called) -> None:
         step(batch)
     assert shell.user_ns["seen"] == [1, 2]
     assert (options["plan"].memory, options["plan"].flops, options["plan"].recompile) == (True, False, True)
+    assert (options["plan"].budget_s, options["plan"].steps, options["plan"].warmup) == (30.0, None, None)
     assert (options["name"], options["stacks"], options["watch"]) == ("step", True, True)
     assert options["kept"].call == {"magic": "cell"}
 
@@ -221,7 +222,7 @@ class Watching:
     """A watch that records what is asked of it."""
 
     def __init__(self) -> None:
-        self.running, self.shown = True, 0
+        self.running, self.shown, self.options = True, 0, (0.0, None)
 
     def __enter__(self) -> Watching:
         return self
@@ -247,6 +248,7 @@ def watches(monkeypatch: pytest.MonkeyPatch) -> list[Watching]:
         if interval_s <= 0:
             raise ValueError("interval_s must be more than 0.")
         made.append(Watching())
+        made[-1].options = interval_s, metrics
         return made[-1]
 
     monkeypatch.setattr("perfnb.watching.watch.watch", watch)
@@ -256,8 +258,9 @@ def watches(monkeypatch: pytest.MonkeyPatch) -> list[Watching]:
 def test_a_watch_is_started_shown_and_stopped(shell: Any, watches: list[Watching], capsys: Any) -> None:
     magics = GpuWatchMagics(shell)
     magics.gpuwatch("--into w")
-    magics.gpuwatch("start")
+    magics.gpuwatch("start --interval 2 --metrics cpu,power")
     first, second = watches
+    assert (first.options, second.options) == ((0.5, None), (2.0, "cpu,power"))
     assert (first.running, first.shown, second.running, second.shown) == (False, 1, True, 1)
     assert shell.user_ns["w"] is first
     assert capsys.readouterr().out == "The previous watch was stopped.\n"

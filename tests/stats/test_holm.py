@@ -81,6 +81,20 @@ def test_every_name_must_have_run_in_every_round() -> None:
     assert compare_all({"a": [1.0] * 10}) == {}
 
 
+@pytest.mark.parametrize(("others", "verdict"), [(1, "slower"), (3, "slower"), (4, "inconclusive")])
+def test_a_difference_counts_if_the_interval_or_the_adjusted_p_value_excludes_chance(others: int, verdict: str) -> None:
+    # Of 7 differences, 1 of 64 cases is as extreme, and 4 comparisons ask for a p-value below 0.0125.
+    a = np.full(7, 10.0)
+    times = [
+        a,
+        1.5 * a * np.linspace(1.0, 1.1, 7),
+        *(a * np.exp([0.5, -0.5, 0.4, -0.4, 0.3, -0.3, 0.0]) for _ in range(others - 1)),
+    ]
+    first, *rest = compare_with_first(np.array(times))
+    assert (first.verdict, first.p_value) == (verdict, pytest.approx(others / 64))
+    assert [one.verdict for one in rest] == ["inconclusive"] * len(rest)
+
+
 def test_rows_are_compared_with_the_first_of_their_group_and_all_groups_together() -> None:
     rng = np.random.default_rng(2)
     a, b, c, d = (ms * rng.lognormal(0, 0.02, 20) for ms in (10.0, 10.2, 10.1, 9.0))

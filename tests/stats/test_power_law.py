@@ -6,13 +6,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.stats import chi2, f, linregress, t
 
-from perfnb.stats.power_law import PowerLaw, _with_scatter, fit_power_law
+from perfnb.stats import power_law
+from perfnb.stats.power_law import PowerLaw, _logs, _p_of_two, _slopes, _with_scatter, fit_power_law
 
 NINE = (128, 160, 192, 224, 256, 320, 384, 448, 512)
 SIX = (64, 128, 256, 512, 1024, 2048)
@@ -94,6 +98,66 @@ def test_the_warning_says_where_and_how_much() -> None:
     assert fit_power_law(sizes, sizes**2, [0.01] * 9).warning is None
 
 
+def test_a_break_has_the_laws_of_both_sides() -> None:
+    sizes = np.array(NINE, float)
+    law = fit_power_law(sizes, 1e-5 * sizes**2 * np.where(sizes > 256, 1.4 * (sizes / 256) ** -0.5, 1.0))
+    found = law.broken
+    assert found is not None
+    assert (found.below, found.above) == (pytest.approx(256), pytest.approx(320))
+    assert (found.exponent_below, found.exponent_above) == (pytest.approx(2.0), pytest.approx(1.5))
+    assert found.jump == pytest.approx(1.4 * (320 / 256) ** -0.25 - 1)  # between the logarithms of both sizes
+    assert found.p_value < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("sizes", "places"),
+    [
+        *[(NINE, 6), (NINE[:5], 2), (NINE[:4], 0), ((1, 2, 2, 3, 3, 4), 1), ((1, 1, 2, 2, 3, 3), 0)],
+        *[((1, 1, 2, 3, 3, 4), 1), ((1, 2, 3, 3, 3), 0)],
+    ],
+)
+def test_a_break_is_tested_at_each_place_with_two_sizes_on_either_side(
+    sizes: tuple[float, ...], places: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = np.array(sizes) ** 2.0 * np.geomspace(1.0, 9.0, len(sizes)) * np.where(np.arange(len(sizes)) % 2, 3, 1)
+    for p_value in (0.01, 0.0499 / max(places, 1), 0.0501 / max(places, 1)):
+        monkeypatch.setattr(power_law, "_p_of_two", lambda *_, p_value=p_value: p_value)
+        found = fit_power_law(sizes, costs).broken
+        expected = p_value * places if 0 < p_value * places <= 0.05 else None
+        assert (None if found is None else found.p_value) == (expected and pytest.approx(expected))
+
+
+def test_a_break_is_judged_by_the_squares_that_two_laws_explain(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, given = np.random.default_rng(66), list[Any]()
+    monkeypatch.setattr(power_law, "_p_of_two", lambda *all_given: given.append(all_given) or 1.0)
+    sizes, noise = np.array(NINE, float), rng.uniform(0.01, 0.3, 9)
+    costs = measured(rng, power(2.0), NINE, 0.3)
+    fit_power_law(sizes, costs, noise)
+
+    x, y, weights = np.log(sizes), np.log(costs), 1 / np.hypot(noise, 0.03)
+
+    def squares(*columns: np.ndarray) -> float:
+        rows = np.column_stack([np.ones(9), x, *columns]) * weights[:, None]
+        return float(np.linalg.lstsq(rows, y * weights, rcond=None)[1][0])
+
+    for place, (gained, whole, freedom, known) in zip(range(2, 8), given, strict=True):
+        above = np.arange(9) >= place
+        assert (freedom, known) == (5, True)
+        assert whole @ whole == pytest.approx(squares())
+        assert whole @ whole - gained @ gained == pytest.approx(squares(above, above * x))
+
+
+@pytest.mark.parametrize(("freedom", "whole"), [(1, 7.0), (4, 13.0), (7, 6.0), (30, 99.0)])
+def test_the_p_value_of_a_break_is_that_of_the_f_test_or_its_average(freedom: int, whole: float) -> None:
+    gained, left = np.array([2.0, 1.0]), np.array([whole**0.5, 0.0])
+    rest = (whole - 5.0) / freedom
+    assert _p_of_two(gained, left, freedom, False) == pytest.approx(f.sf(2.5 / rest, 2, freedom))
+    statistic = 2.5 / max(rest, 1.0)
+    average = quad(lambda x: math.exp(-statistic * max(x / freedom, 1.0)) * chi2.pdf(x, freedom), 0, np.inf)[0]
+    assert _p_of_two(gained, left, freedom, True) == pytest.approx(average, rel=1e-5)
+    assert _p_of_two(gained, np.array([2.0, 1.0]), freedom, False) == pytest.approx(0.0)
+
+
 def test_a_deviation_that_does_not_matter_is_no_break() -> None:
     sizes = np.array(NINE, float)
 
@@ -142,6 +206,38 @@ def test_a_constant_is_part_of_the_law_unless_the_law_breaks() -> None:
     assert broken.broken is not None
 
 
+def test_a_constant_needs_five_sizes_a_growing_cost_and_a_thousandth_of_it() -> None:
+    sizes = np.arange(1.0, 7.0)
+    for count, overhead in ((4, 0.0), (5, 3.0)):
+        assert fit_power_law(sizes[:count], sizes[:count] ** 2 + 3).overhead == pytest.approx(overhead)
+    assert fit_power_law(sizes, 1 / sizes + 1).overhead == 0.0
+    assert fit_power_law(sizes, sizes**2 + 0.00099).overhead == 0.0
+    assert fit_power_law(sizes, sizes**2 + 0.0011).overhead == pytest.approx(0.0011, rel=1e-3)
+
+
+def test_intervals_are_those_of_a_straight_line_through_the_logarithms() -> None:
+    sizes, costs = np.array(SIX, float), np.array([0.9, 4.4, 16.0, 61.0, 270.0, 1000.0])
+    law, line = fit_power_law(sizes, costs), linregress(np.log(sizes), np.log(costs))
+    for confidence in (0.95, 0.8):
+        student = t.ppf((1 + confidence) / 2, 4)
+        found = fit_power_law(sizes, costs, confidence=confidence).exponent_ci
+        assert found == pytest.approx((line.slope - student * line.stderr, line.slope + student * line.stderr))
+        x, place = np.log(sizes), math.log(3000)
+        scatter = line.stderr * math.sqrt(((x - x.mean()) ** 2).sum())
+        off = math.hypot(scatter, scatter / 6**0.5, line.stderr * (place - x.mean()))
+        middle = line.intercept + line.slope * place
+        expected = np.exp([middle, middle - student * off, middle + student * off])
+        assert law.predict(3000, confidence) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("unknowns", [(0.3, 1.7), (0.3, 1.7, 0.5)])
+def test_the_slopes_of_a_law_are_its_derivatives(unknowns: tuple[float, ...]) -> None:
+    x, given = np.array([-1.0, 0.2, 2.0]), np.array(unknowns)
+    steps = 1e-6 * np.eye(len(given))
+    expected = [(_logs(given + step, x) - _logs(given - step, x)) / 2e-6 for step in steps]
+    assert pytest.approx(np.array(expected), rel=1e-6) == _slopes(given, x).T
+
+
 def test_costs_measured_without_noise_still_deviate_by_three_percent() -> None:
     sizes = np.array(SIX, float)
     law = fit_power_law(sizes, power(2.0)(sizes), [0.0] * 6)
@@ -173,15 +269,6 @@ def test_where_sizes_scatter_more_than_they_were_measured_all_count_alike() -> N
     # By the measurement alone the last size would count for a twelfth, and the exponent be 2.00.
     assert plain.exponent == pytest.approx(2.08, abs=0.01)
     assert weighted.exponent == pytest.approx(plain.exponent, abs=0.02)
-
-
-def test_prediction_widens_outside_the_range() -> None:
-    (law,) = laws(power(2.0), NINE, 1)
-    widths = [math.log(law.predict(size).high / law.predict(size).low) for size in (256, 512, 1024, 4096, 65536)]
-
-    assert widths == sorted(widths)
-    assert widths[-1] > 1.5 * widths[0]
-    assert law.predict(256, 0.99).low < law.predict(256).low
 
 
 def test_the_frame_of_the_fit() -> None:

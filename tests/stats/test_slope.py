@@ -124,6 +124,7 @@ def test_too_few_steps_allow_no_interval() -> None:
     assert not short.grows
     assert not short.excludes_zero
     assert memory_slope([5]) is None
+    assert memory_slope([5, None, 8]) == Slope(1.5, None, None, 2)
     assert memory_slope([]) is None
     assert memory_slope([None, float("nan"), 3]) is None
 

@@ -28,6 +28,22 @@ def test_fewer_than_six_samples_allow_no_interval(count: int) -> None:
     assert quantile_interval(list(range(count)), 0.5) is None
 
 
+@pytest.mark.parametrize(
+    ("count", "q", "ranks"),
+    [
+        (71, 0.95, None),
+        (72, 0.95, (64, 72)),
+        (72, 0.05, (1, 9)),
+        (100, 0.9, (84, 96)),
+    ],
+)
+def test_the_interval_of_a_quantile_lies_between_ranks_of_the_binomial_distribution(
+    count: int, q: float, ranks: tuple[int, int] | None
+) -> None:
+    assert quantile_interval(np.arange(1, count + 1)[::-1], q) == ranks
+    assert quantile_interval(np.arange(1, 7), 0.5, 31 / 32) == (1, 6)  # each end excludes 1 of 64 cases
+
+
 @given(st.integers(6, 400), st.sampled_from([0.9, 0.95, 0.99]))
 def test_the_interval_covers_as_promised_and_the_next_narrower_one_does_not(count: int, confidence: float) -> None:
     interval = quantile_interval(np.arange(1, count + 1), 0.5, confidence)

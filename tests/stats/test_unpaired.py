@@ -24,6 +24,8 @@ def test_verdicts(b: float, b_ci: tuple[float, float] | None, verdict: str) -> N
 
     assert found.verdict == verdict
     assert found.ratio == pytest.approx(b / 10)
+    if b_ci is None:
+        assert compare_medians(b, None, 10.0, (9.9, 10.1)).ratio_ci is None
 
 
 def test_the_interval_is_that_of_two_lognormals_by_hand() -> None:

@@ -40,7 +40,8 @@ def test_the_innermost_mount_holds_the_path(tmp_path: Path) -> None:
     place = str(tmp_path / "with space").replace(" ", "\\040")
     tree = mounted(
         tmp_path / "root",
-        "1 0 8:1 / / rw - ext4 /dev/sda1 rw",
+        "1 0 8:9 / / rw",  # cut off
+        "1 0 8:1 / / rw - ext4 /dev/sda1",
         f"2 1 8:3 / {place} rw shared:1 - ext3 /dev/sdc rw",  # below the next one
         f"2 1 8:2 / {place} rw shared:1 - xfs /dev/sdb rw",
         f"3 1 0:9 / {place}-other rw - nfs server:/x rw",
@@ -129,11 +130,33 @@ def test_files_are_only_read_and_the_largest_first(tmp_path: Path, monkeypatch: 
     assert (told["files"], total(told)) == (1, 3 * MIB)
 
 
-def test_a_temporary_file_is_read_where_there_is_none_and_is_gone(tmp_path: Path) -> None:
+def test_a_temporary_file_is_read_and_removed_if_there_is_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advice: list[int] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda *given: advice.append(given[3]), raising=False)
     told = read_test(str(tmp_path))
 
     assert (told["files"], told["temporary"], total(told)) == (0, True, 8 * MIB)
     assert list(tmp_path.iterdir()) == []
+    assert advice == [os.POSIX_FADV_DONTNEED, os.POSIX_FADV_RANDOM]  # not from the cache, and not ahead
+
+
+def test_a_pipe_is_not_read_and_does_not_stay_open(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    before = os.listdir("/proc/self/fd")
+    told = read_test(str(tmp_path / "pipe"))
+    assert (told["files"], told["failed"], told["temporary"]) == (0, 1, True)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_test_reads_at_most_32_mib_in_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(disk.time, "perf_counter", lambda: 5.0)
+    monkeypatch.setattr(disk, "_read", lambda descriptor, *given: asked.append(given[:2]))
+    (tmp_path / "data").touch()
+    read_test(str(tmp_path / "data"))
+    assert asked == [(32 * MIB, 6.0), (8 * MIB, 6.0)]  # the file, and a temporary one because nothing was read
 
 
 def test_the_temporary_file_is_gone_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,6 +233,8 @@ def test_files_that_cannot_be_read_are_counted(tmp_path: Path, monkeypatch: pyte
     told = read_test(str(tmp_path))
     assert (told["cache_known"], told["cached_bytes"], told["temporary"]) == (False, 0, False)
     assert (told["disk_bytes"], told["disk_requests"]) == (2 * MIB, 2)
+    (tmp_path / "small").write_bytes(b"x" * (MIB - 1))
+    assert [read_test(str(tmp_path / name))["temporary"] for name in ("c", "small")] == [False, True]
     with pytest.raises(Unreadable, match=r"^no file could be read there$"):
         read_test(str(tmp_path / "a"), most_s=0.0)
 

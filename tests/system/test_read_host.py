@@ -13,8 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from perfnb.system.read import host
 from perfnb.system.read.host import host_readers
 from perfnb.system.read.reading import SystemTree, Unread, Unreadable, numbers_of, read_all, reason
+from perfnb.telemetry.sampler.source import Absent
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "three_cpus")
 
@@ -158,6 +160,24 @@ def test_an_empty_machine_says_of_each_why(tmp_path: Path) -> None:
     assert "only Intel CPUs" in told["heat_events"].why
     assert told["virtual"].why == "no such file or directory: /proc/cpuinfo"
     assert str(tmp_path) not in repr(told)
+
+
+def test_files_that_do_not_match_the_process_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {9}, raising=False)
+    node = "sys/devices/system/node/node"
+    root = machine(tmp_path, **{f"{node}{place}/cpulist": "\n" for place in range(2)})
+    told = facts(root)
+    assert (told["cpus"], told["cores"].why) == (1, f"/{CPU} lists none of the CPUs that the process may use")
+    assert told["nodes"].why == "/sys/devices/system/node lists no CPU"
+    plant(root, {f"{node}1/cpulist": "0-x\n"})
+    assert facts(root)["nodes"].why == "'0-x' is not a list of numbers"
+
+    def absent(*_: str) -> None:
+        raise Absent("no cgroup")
+
+    monkeypatch.setattr(host, "memory_limit_bytes", lambda *_: 4096)
+    monkeypatch.setattr(host, "CgroupSource", absent)
+    assert facts(root)["memory_limit"] == (4096, None)
 
 
 def test_frequency_falls_back_on_other_files(tmp_path: Path) -> None:
