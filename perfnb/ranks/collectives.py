@@ -186,6 +186,8 @@ def _clocks(ends: Mapping[int, Ends]) -> dict[int, tuple[float, float, int]]:
                 if apart is None:
                     continue
                 mine, others = both.same(apart)
+                if len(mine) == 0:
+                    continue
                 off = ends[rank].end[others] - ends[near].end[mine] - apart
                 low, middle, high = np.percentile(off, [25, 50, 75])
                 ahead, spread, _ = clocks[near]
