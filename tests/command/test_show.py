@@ -197,6 +197,19 @@ def test_every_kind_shows_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_traces_of_several_ranks_are_shown_as_one_job(tmp_path: Path) -> None:
+    paths = ranks(tmp_path)
+
+    text = called("ranks", tmp_path / "traces").stdout
+    assert text == f"{package.load(tmp_path / 'traces')}\n"
+    assert called("ranks", *paths).stdout == text
+    assert "1 rank" in called("ranks", paths[2]).stdout
+    assert json.loads(called("ranks", tmp_path / "traces", "--json").stdout)["kind"] == "ranks"
+    assert called("ranks", tmp_path / "traces", "--html", tmp_path / "page.html").returncode == 0
+    assert "4 ranks" in (tmp_path / "page.html").read_text("utf-8")
+
+
+@pytest.mark.slow
 def test_one_rank_is_shown_alone(tmp_path: Path, profile: Path) -> None:
     ranks(tmp_path)
     saved = package.load(tmp_path / "traces").save(tmp_path / "job")
