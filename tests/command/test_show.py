@@ -194,3 +194,29 @@ def test_every_kind_shows_itself(tmp_path: Path) -> None:
         assert json.loads(called("show", path, "--json").stdout)["kind"], kind
         assert called("show", path, "--html", tmp_path / "page.html").returncode == 0, kind
         assert "<html" in (tmp_path / "page.html").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_traces_of_several_ranks_are_shown_as_one_job(tmp_path: Path) -> None:
+    paths = ranks(tmp_path)
+
+    text = called("ranks", tmp_path / "traces").stdout
+    assert text == f"{package.load(tmp_path / 'traces')}\n"
+    assert called("ranks", *paths).stdout == text
+    assert "1 rank" in called("ranks", paths[2]).stdout
+    assert json.loads(called("ranks", tmp_path / "traces", "--json").stdout)["kind"] == "ranks"
+    assert called("ranks", tmp_path / "traces", "--html", tmp_path / "page.html").returncode == 0
+    assert "4 ranks" in (tmp_path / "page.html").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_one_rank_is_shown_alone(tmp_path: Path, profile: Path) -> None:
+    ranks(tmp_path)
+    saved = package.load(tmp_path / "traces").save(tmp_path / "job")
+
+    for place in (tmp_path / "traces", saved):
+        assert called("show", place, "--rank", 2).stdout == f"{package.load(place)[2]}\n"
+    assert json.loads(called("show", saved, "--rank", 2, "--json").stdout)["kind"] == "profile"
+    done = called("show", saved, "--rank", 7)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"perfnb show: {saved} does not contain rank 7. It contains 0, 1, 2, 3.\n"
