@@ -5,22 +5,60 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 import perfnb
 from perfnb.results import ABTest
 from tests.accuracy.judging import Figures
-from tests.bench.test_blocks_of_pairs import Loading, Slow
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_left"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
+
+
+class Slow(Dataset[torch.Tensor]):
+    """Samples that take time without using a core, like those from a disk."""
+
+    def __init__(self, ms: float, count: int = 10_000) -> None:
+        self._ms, self._count = ms, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        time.sleep(self._ms / 1e3)
+        return torch.ones(4)
+
+
+class Loading:
+    """A step that takes its batches from a loader of its own."""
+
+    def __init__(self, loader_ms: float, workers: int, model_ms: float = 0.0, count: int = 10_000) -> None:
+        self._loader = DataLoader(Slow(loader_ms, count), num_workers=workers)
+        self._model_ms = model_ms
+        self._batches: Any = self._endless()
+
+    def _endless(self) -> Iterator[torch.Tensor]:
+        while True:
+            for batch in self._loader:  # noqa: UP028 - as users write it, without a variable for the iterator
+                yield batch
+
+    def __call__(self) -> float:
+        total = float(next(self._batches).sum())
+        time.sleep(self._model_ms / 1e3)
+        return total
+
+    def __enter__(self) -> Loading:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._batches = None  # the threads that feed the workers end soon afterwards
 
 
 def judged(figure: Figures, what: str, test: ABTest, within: tuple[float, float], verdict: str | None = None) -> None:

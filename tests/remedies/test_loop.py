@@ -752,7 +752,7 @@ FAILED = "the step fails with it: OSError:"
 
 
 @pytest.mark.parametrize(
-    ("traits", "plan", "graphs", "values", "told"),
+    ("traits", "plan", "graphs", "values", "expected"),
     [
         ({}, {}, 0, Values(SAME, 0.0), {"each_s": 3.0, "memory": "less"}),
         ({"settles": True}, {}, 2, Values(SAME, 0.0), {"each_s": 0.5, "compiling_s": 4.0, "memory": "less"}),
@@ -764,7 +764,7 @@ FAILED = "the step fails with it: OSError:"
     ],
 )
 def test_what_preparing_and_checking_a_lever_takes_and_shows(
-    traits: dict[str, Any], plan: dict[str, Any], graphs: int, values: Values | Exception, told: dict[str, Any],
+    traits: dict[str, Any], plan: dict[str, Any], graphs: int, values: Values | Exception, expected: dict[str, Any],
     trial: Trial, clock: FakeClock, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """It takes 10 s, of which 7 steps take a second each, and 4 s are its preparation."""
@@ -787,7 +787,7 @@ def test_what_preparing_and_checking_a_lever_takes_and_shows(
         assert loop_._ready(stack, one.lever, tried) is (None if isinstance(values, Exception) else one)
         assert (given.words, given.proven) == ("prepare a", ["trying a"])
     assert given.proven[1:] == ["undoing a"]
-    known = {"each_s": 0.5, "compiling_s": 0.0, "memory": "", "why_not": ""} | told
+    known = {"each_s": 0.5, "compiling_s": 0.0, "memory": "", "why_not": ""} | expected
     assert (budget.each_s, budget.compiling_s) == pytest.approx((known["each_s"], known["compiling_s"]), abs=1e-4)
     assert (tried.memory, tried.why_not) == (known["memory"], known["why_not"])
     if not isinstance(values, Exception):
