@@ -133,7 +133,7 @@ def test_a_page_without_a_place_for_the_table_is_left_alone(tmp_path: Path) -> N
     assert page.read_text() == "nothing"
 
 
-def test_a_value_that_is_no_number_misses_and_one_limit_is_needed() -> None:
+def test_a_value_that_is_not_a_number_misses_and_one_limit_is_needed() -> None:
     with pytest.raises(Missed):
         Figures()("x", float("nan"), at_most=1)
     with pytest.raises(Missed):
@@ -155,7 +155,7 @@ def test_a_value_that_is_no_number_misses_and_one_limit_is_needed() -> None:
         (0.0, 0.0, 1 / 1.2, "the pace of a fixed loop changed by 20%"),
     ],
 )
-def test_what_disturbs_the_machine_is_told(
+def test_disturbances_of_the_machine_are_reported(
     monkeypatch: pytest.MonkeyPatch, others_s: float, steal_s: float, pace_s: float, words: str | None
 ) -> None:
     """Over ten seconds of which this process used four."""

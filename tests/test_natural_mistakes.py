@@ -43,7 +43,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("times", "loop"), [(1, False), (5, False), (20, True)])
-def test_a_loop_in_the_step_is_told_while_it_first_runs_and_in_the_profile(told: Told, times: int, loop: bool) -> None:
+def test_a_loop_in_the_step_is_reported_while_it_first_runs_and_in_the_profile(
+    told: Told, times: int, loop: bool
+) -> None:
     model, x = nn.Linear(4, 4), torch.ones(2, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -84,7 +86,7 @@ def test_an_optimizer_in_a_loop_is_called_as_the_step_calls_it_or_by_its_class()
 
 
 @pytest.mark.deep
-def test_an_optimizer_that_the_counted_step_leaves_out_is_told() -> None:
+def test_an_optimizer_that_the_counted_step_leaves_out_is_reported() -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

@@ -74,6 +74,6 @@ def test_a_number_that_makes_no_sense_is_refused_in_a_sentence_that_names_it(wha
 
 @pytest.mark.parametrize("take", [perfnb.profile_step, perfnb.find_leaks])
 @pytest.mark.parametrize("name", [3, b"run", ["run"], True, X])
-def test_a_name_that_is_no_text_is_refused(take: Callable[..., Any], name: Any) -> None:
+def test_a_name_that_is_not_text_is_refused(take: Callable[..., Any], name: Any) -> None:
     with pytest.raises(TypeError, match="name must be text, not "):
         take(never, name=name)

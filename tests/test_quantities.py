@@ -121,7 +121,7 @@ def test_ratios_have_thousandths_near_one_and_else_three_digits():
         ((None, None, None), "n/a"),
     ],
 )
-def test_a_ratio_is_told_in_percent_unless_it_is_far_from_1(ratio, words):
+def test_a_ratio_is_given_in_percent_unless_it_is_far_from_1(ratio, words):
     assert fmt.change(ratio[0], ratio[1:]) == words
 
 

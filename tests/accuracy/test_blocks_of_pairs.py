@@ -67,7 +67,7 @@ def judged(figure: Figures, what: str, test: ABTest, within: tuple[float, float]
         figure(f"{what}: verdict is {verdict} (1 = yes)", test.verdict == verdict, at_least=1)
 
 
-def test_a_worker_that_is_no_gain(figure: Figures) -> None:
+def test_a_worker_without_benefit(figure: Figures) -> None:
     with Loading(12.0, 0) as none, Loading(12.0, 1) as one:
         # In truth it gains a few percent: it spares the step what else loading costs. In turns it would be about 0.1.
         report = perfnb.ab_test(none, one, limits={}, change="a worker", budget_s=5, equal_within=0.15)

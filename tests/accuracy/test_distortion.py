@@ -95,7 +95,7 @@ def test_two_layers_of_equal_true_time_have_equal_shares(figure: Figures) -> Non
     figure("two layers of equal time: error left after correction", abs(error / uncorrected), at_most=1, unit="%")
 
 
-def test_a_modules_call_costs_the_same_beside_hooks_of_others(figure: Figures) -> None:
+def test_a_modules_call_costs_the_same_with_hooks_of_others(figure: Figures) -> None:
     with torch.profiler.profile(), LayerSpans() as spans:
         alone = measure_costs(spans)
         handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)

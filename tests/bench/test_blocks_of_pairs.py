@@ -62,7 +62,7 @@ def stepping(clock: FakeClock, ms: float, ahead: Ahead | None = None) -> Callabl
     return step
 
 
-def test_a_worker_that_is_no_gain_is_not_accepted(clock: FakeClock, tmp_path: Path) -> None:
+def test_a_worker_without_benefit_is_not_accepted(clock: FakeClock, tmp_path: Path) -> None:
     none, one = stepping(clock, 12), stepping(clock, 0.1, Ahead(clock, 12))
     report = perfnb.ab_test(none, one, limits={}, change="a worker", budget_s=5, equal_within=0.15)
 

@@ -89,7 +89,7 @@ def test_what_agrees(first: Any, second: Any) -> None:
         (quantized(ONE), quantized(ONE + 1), "the result differs by up to 0.25 times"),
     ],
 )
-def test_what_differs_is_said(first: Any, second: Any, words: str) -> None:
+def test_differences_are_described(first: Any, second: Any, words: str) -> None:
     worst = worst_difference(first, second, 1e-6)
     assert worst.relative > 1e-6
     assert worst.words.startswith(words)

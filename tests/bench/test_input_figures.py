@@ -127,7 +127,7 @@ def test_what_may_have_disturbed_the_blocks_is_noted(options: dict[str, Any], no
         (0.75, (0.51, 1.1), False, "Loader and model overlap fully"),
     ],
 )
-def test_how_they_overlap_is_said_if_the_interval_allows_it(
+def test_the_overlap_is_reported_if_the_interval_allows_it(
     overlap: float | None, bounds: tuple[float, float] | None, hindered: bool, words: str
 ) -> None:
     figures: Any = SimpleNamespace(overlap=overlap, overlap_bounds=bounds, hindered=hindered)

@@ -63,7 +63,7 @@ def medians(loader: Ahead, model: nn.Module, kinds: list[str], steps: int, round
     return {kind: statistics.median(values) for kind, values in times.items()}
 
 
-def test_what_lies_prepared_is_no_merit_of_the_loader() -> None:
+def test_prepared_batches_do_not_count_for_the_loader() -> None:
     # Each block of the model leaves 8 batches prepared: more than the block after it takes.
     times = medians(Ahead(20, 8), Slow(60), ["model", "loader", "model", "iteration"], 4, 3)
 

@@ -67,7 +67,7 @@ def test_an_effect_has_its_sign(ratio: float, words: str) -> None:
     assert effect_words(timed(ratio, spread=0.003)) == words
 
 
-def test_without_a_difference_only_the_ratio_is_told() -> None:
+def test_without_a_difference_only_the_ratio_is_shown() -> None:
     assert effect_words(timed(1.0)).endswith("]")
     assert effect_words(timed(1.0, 5)) == "1.00 ×"
 

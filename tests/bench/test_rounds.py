@@ -60,7 +60,7 @@ def test_durations_are_those_of_the_steps(clock: FakeClock) -> None:
     assert fast.tolist() == [(1_000_000 + LOOK_NS) / 1e6] * 6
 
 
-def test_every_time_that_counts_is_told_to_what_watches_for_disturbances(clock: FakeClock) -> None:
+def test_every_counted_time_is_passed_to_the_watch_for_disturbances(clock: FakeClock) -> None:
     spans, state = list[float](), SimpleNamespace(step=0)
 
     def ended(begin: int, end: int) -> None:
@@ -210,7 +210,7 @@ def test_results_are_kept_where_they_are_wanted() -> None:
         assert bench.results == [1, 2]
 
 
-def test_time_that_is_over_ends_the_rounds_after_the_first_and_each_is_told(clock: FakeClock) -> None:
+def test_the_end_of_the_time_ends_the_rounds_after_the_first_and_each_is_reported(clock: FakeClock) -> None:
     told: list[tuple[Any, ...]] = []
 
     def tell(*progress: Any) -> None:

@@ -66,7 +66,7 @@ def test_evidence_leads_to_its_instant_of_memory(open_page: OpenPage) -> None:
     assert abs(int(slider.get_attribute("aria-valuenow")) - 100) <= 1  # the name is rounded
 
 
-def test_what_is_in_no_table_is_no_link(open_page: OpenPage) -> None:
+def test_names_that_are_in_no_table_are_not_links(open_page: OpenPage) -> None:
     page = opened(open_page)
     page.get_by_role("tab", name=re.compile("^Findings")).click()
     expect(page.get_by_role("button", name="no such layer")).to_have_count(0)

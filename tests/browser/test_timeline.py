@@ -182,7 +182,7 @@ def test_what_overlaps_on_a_stream_calls_nothing(opened):
         expect(t.details.locator("h4")).to_have_count(0)
 
 
-def test_the_pointer_is_told_what_lies_under_it(opened):
+def test_the_tooltip_describes_what_is_under_the_pointer(opened):
     t = opened()
     tip = t.page.locator(".pf-tip")
     t.page.mouse.move(*t.at(GPU, 1000 + 60 + 80))

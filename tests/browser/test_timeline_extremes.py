@@ -125,7 +125,7 @@ def test_hostile_names_are_text(opened):
         (b"none of it", "", "The timeline cannot be read"),
     ],
 )
-def test_what_cannot_be_unpacked_is_said(open_page, data, before, words):
+def test_data_that_cannot_be_unpacked_is_reported(open_page, data, before, words):
     html = page_with(samples.step(), before=before)
     if data:
         html = html.replace(base64.b64encode(samples.step()).decode(), base64.b64encode(data).decode())

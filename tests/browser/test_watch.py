@@ -183,7 +183,7 @@ def test_when_it_stops_it_is_a_document(panel):
     assert shown(page) == pytest.approx((0, 89.5), abs=0.1)
 
 
-def test_what_is_lacking_is_said(panel):
+def test_missing_readings_are_reported(panel):
     opened = panel(samples.laptop(10.0, running=True))
     notes = opened.page.locator(".pf-notes")
     expect(notes).to_contain_text("no NVIDIA driver on this machine")

@@ -66,7 +66,7 @@ def test_without_a_command_it_shows_the_help_and_fails() -> None:
         (("system", "--data", "nowhere"), "perfnb system: there is no 'nowhere'"),
     ],
 )
-def test_wrong_use_is_told_with_exit_code_2(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+def test_wrong_use_has_exit_code_2(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
     done = called(*words, cwd=tmp_path)
 
     assert done.returncode == 2, done.stderr
@@ -128,7 +128,7 @@ def test_output_that_nobody_reads_is_given_up(
     assert (tmp_path / "out").read_text() == ""  # later output goes nowhere
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_printed() -> None:
     assert called("--version").stdout == f"perfnb {package.__version__}\n"
 
 

@@ -159,7 +159,7 @@ SEVERAL = (
         ("first", 1, None, 99, [""]),
     ],
 )
-def test_a_run_without_a_profile_is_told_what_to_do(
+def test_a_run_without_a_profile_says_what_to_do(
     by: str, optimizers: int, planned_at: int | None, done: int, said: list[str], parts: Any
 ) -> None:
     driver: Any = Driver()
@@ -183,7 +183,7 @@ def test_the_first_rank_logs_its_profiles_with_their_steps_and_its_run(
         parts.logged.clear()
 
 
-def test_a_report_that_fails_is_told_and_an_empty_folder_is_removed(parts: Any, folder: Path) -> None:
+def test_a_report_that_fails_is_explained_and_an_empty_folder_is_removed(parts: Any, folder: Path) -> None:
     for save, left in ((None, []), ("kept", [folder / "runs"])):
         report = report_of(save=save)
         report._folder = _new_folder(folder / "runs" / "train")
@@ -206,7 +206,7 @@ def test_a_report_that_fails_is_told_and_an_empty_folder_is_removed(parts: Any, 
         (None, None, 1, False),
     ],
 )
-def test_the_report_is_told_once(
+def test_the_report_is_printed_once(
     ranks: str | None, rank: str | None, here: int, reported: bool,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

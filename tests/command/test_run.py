@@ -65,7 +65,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_script_ends_as_it_would(end: str, tmp_path: Path) -> None:
+def test_a_script_ends_as_it_does_without_perfnb(end: str, tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(f"{ODD}\n{ENDS[end]}\n")
     alone = python("odd.py", "--at", "a b", cwd=tmp_path)
 
@@ -93,7 +93,7 @@ train()
 """
 
 
-def test_ctrl_c_ends_a_script_as_it_would(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_script_as_it_does_without_perfnb(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP)
     words = command("run", "--at", "10", "--save", "kept", "loop.py")
     with subprocess.Popen(
@@ -123,7 +123,7 @@ def test_a_script_without_torch_does_not_pay_for_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a working folder cannot be removed there")
-def test_a_script_whose_working_folder_is_gone_ends_as_it_would(tmp_path: Path) -> None:
+def test_a_script_that_deletes_its_working_folder_ends_normally(tmp_path: Path) -> None:
     script = tmp_path / "gone.py"
     script.write_text("import os, tempfile\nos.chdir(tempfile.mkdtemp())\nos.rmdir(os.getcwd())\n")
     done = perfnb("run", script, cwd=tmp_path)
@@ -131,7 +131,7 @@ def test_a_script_whose_working_folder_is_gone_ends_as_it_would(tmp_path: Path) 
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a working folder cannot be removed there")
-def test_a_working_folder_that_was_gone_before_is_told(tmp_path: Path) -> None:
+def test_a_missing_working_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("print('ran')")
     words = ["-m", "perfnb", "run", str(tmp_path / "script.py")]
     start = f"import os, sys; os.rmdir(os.getcwd()); os.execv(sys.executable, [sys.executable, *{words!r}])"

@@ -107,7 +107,7 @@ except ValueError as error:
         (["folder"], "folder does not exist or is not a file"),
     ],
 )
-def test_what_is_no_program_is_refused(program: list[str], said: str, tmp_path: Path) -> None:
+def test_files_that_are_not_programs_are_refused(program: list[str], said: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(WrongUse, match=said):
         require_program(program)

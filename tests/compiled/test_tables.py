@@ -66,7 +66,7 @@ def test_times_around_the_forward_and_the_backward_pass_of_each_region() -> None
         assert us[f"{name}_ns"].tolist() == pytest.approx([between, np.nan] * 2, nan_ok=True)
 
 
-def test_a_nested_region_has_its_own_time_and_accumulation_is_no_gap() -> None:
+def test_a_nested_region_has_its_own_time_and_accumulation_is_not_a_gap() -> None:
     hand = ByHand().step(0, 500)
     root, *_ = net(hand)
     hand.call(root, 5, 120)
@@ -216,7 +216,7 @@ def verdict(*rows: tuple[Any, ...], on_gpu: bool = False) -> tuple[str, str, str
     ("overhead", "state", "start"),
     [(3.0, "good", "No graph breaks: 30 % of the forward"), (3.1, "bad", "31 % of the forward regions' time")],
 )
-def test_much_time_outside_kernels_is_told(overhead: float, state: str, start: str) -> None:
+def test_much_time_outside_kernels_is_reported(overhead: float, state: str, start: str) -> None:
     found = verdict((None, None, 1, 3, None, 6.0, overhead), (None, None, 1, 3, None, 4.0, None))
     assert found[0] == state
     assert found[1].startswith(start)

@@ -50,7 +50,7 @@ def test_special_rows_are_matched_by_name_only() -> None:
     assert diff_layers(old, new)["matched"].isna().all()
 
 
-def test_growth_on_the_gpu_stands_beside_that_on_the_host() -> None:
+def test_growth_on_the_gpu_is_shown_next_to_that_on_the_host() -> None:
     new = layers(("net", "Net", 0, 1.0), ("net.a", "Linear", 1, 2.5), ("net.z", "GELU", 1, 1.0))
     a, b = (frame.assign(gpu_ms=9.0, self_gpu_ms=frame["self_ms"] * times) for frame, times in ((OLD, 10), (new, 2)))
 
@@ -68,7 +68,7 @@ def test_growth_on_the_gpu_stands_beside_that_on_the_host() -> None:
     assert diff_layers(a, new)[["grew_gpu_ms", "self_gpu_ms_b"]].isna().all(axis=None)
 
 
-def test_the_rounding_of_sums_is_no_growth_and_an_unknown_time_stays_unknown() -> None:
+def test_the_rounding_of_sums_is_not_growth_and_an_unknown_time_stays_unknown() -> None:
     def frame(*own: float | None) -> pd.DataFrame:
         names = [f"net.{place}" for place in range(len(own))]
         return conform(pd.DataFrame({"module": "Linear", "depth": 0, "self_ms": own}, index=names), "layers")

@@ -16,7 +16,7 @@ _QUOTED = re.compile(r"(?<![*\w])\*(?!\*)([^*]+)\*(?!\*)")
 NAMES = {"other", "host code"}
 
 
-def test_what_it_quotes_is_said() -> None:
+def test_every_quoted_message_exists() -> None:
     quoted = [" ".join(words.split()) for words in _QUOTED.findall(PAGE)]
     pieces = {piece.strip(" ,") for words in quoted if words not in NAMES for piece in words.split("…")} - {""}
 

@@ -311,13 +311,13 @@ def of_loss(loss: float, baseline: float | None = None, **limits: float) -> ABTe
 
 
 @pytest.mark.parametrize("loss", ["nan", "inf", "-inf"])
-def test_a_loss_that_is_no_number_is_worse_than_any(loss: str) -> None:
+def test_a_loss_that_is_not_a_number_is_worse_than_any(loss: str) -> None:
     report = of_loss(float(loss), limit=1.0)
     assert report.decision == "reject"
     assert f"loss is {loss}" in report.reason
 
 
-def test_a_baseline_whose_loss_is_no_number_sets_no_limit() -> None:
+def test_a_baseline_whose_loss_is_not_a_number_sets_no_limit() -> None:
     report = of_loss(0.3, float("nan"))
     assert report.decision == "inconclusive"
     assert "loss of the baseline is nan. Pass limits={'loss': ...}" in report.reason

@@ -197,7 +197,7 @@ def test_what_makes_no_sense_is_refused(
     assert not journal.path.exists()
 
 
-def test_a_commit_is_told_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_is_recorded_if_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     assert "commit" not in provenance()

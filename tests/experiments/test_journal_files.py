@@ -219,7 +219,7 @@ def test_whatever_stands_in_an_entry_it_is_read_or_damaged_and_the_others_are_sh
                 journal.plot()
 
 
-def test_a_pipe_or_a_device_is_no_entry(tmp_path: Path) -> None:
+def test_a_pipe_or_a_device_is_not_an_entry(tmp_path: Path) -> None:
     names = [write_entry(tmp_path, timing_entry(hours), nothing) for hours in range(3)]
     for name in names[1:]:
         (tmp_path / name / ENTRY.file).unlink()
@@ -232,7 +232,7 @@ def test_a_pipe_or_a_device_is_no_entry(tmp_path: Path) -> None:
     assert set(damaged.values()) == {"it is a pipe or a device, not a file"}
 
 
-def test_a_newer_form_is_said_to_be_one(tmp_path: Path) -> None:
+def test_an_entry_in_a_newer_format_is_reported_as_such(tmp_path: Path) -> None:
     name = write_entry(tmp_path, timing_entry(), nothing)
     for meta in ({"at": 3}, json.loads((tmp_path / name / ENTRY.file).read_text("utf-8"))["meta"] | {"new": 1}):
         (tmp_path / name / ENTRY.file).write_text(json.dumps({"format": "perfnb", "version": 99, "meta": meta}))

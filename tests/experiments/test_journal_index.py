@@ -146,7 +146,7 @@ def test_a_folder_that_cannot_be_written_to_is_shown(saved: Path, monkeypatch: p
     assert not (saved / INDEX).exists()
 
 
-def test_a_job_of_which_a_rank_is_damaged_has_the_others(saved: Path) -> None:
+def test_a_job_with_a_damaged_rank_has_the_others(saved: Path) -> None:
     (saved / "a" / "job" / "rank_1" / "profile.json").write_text("{")
     assert perfnb.journal(saved).table.loc["a/job", "ranks"] == 1
     (saved / "a" / "job" / "rank_0" / "profile.json").write_text("{")
@@ -263,7 +263,7 @@ def test_a_hostile_folder_is_listed_with_reasons(saved: Path, tmp_path: Path, mo
     assert perfnb.journal(saved).table.equals(journal.table)
 
 
-def test_too_many_folders_are_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_folders_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         timing().save(tmp_path / f"{number}")
     timing().save(tmp_path / "x" / "y" / "z")

@@ -145,7 +145,7 @@ def test_what_comes_first_and_has_no_time_stands_in_for_nothing() -> None:
     assert found["regression"].tolist() == [False, False, True]
 
 
-def test_what_has_no_time_or_no_interval_is_no_regression() -> None:
+def test_without_a_time_and_an_interval_there_is_no_regression() -> None:
     unknown = timing_entry(1, median_ms=None, ci_ms=None)
     found = history(timing_entry(0), unknown, timing_entry(2, 30.0, ci_ms=None), replace(unknown, accepted=True))
 

@@ -56,14 +56,14 @@ def test_the_last_decision_or_a_regression_since_comes_first(
     assert verdict.sentence.startswith(sentence)
 
 
-def test_a_regression_before_the_last_acceptance_is_no_verdict() -> None:
+def test_a_regression_before_the_last_acceptance_is_not_a_verdict() -> None:
     entries = (TRIED[0], timing_entry(1, 12.0), timing_entry(2, 9.0, accepted=True))
     result = document(*entries)
     assert result.verdict.sentence.startswith("Last accepted: entry 3, 9.00 ms")
     assert [row[5] for row in result.sections[-1].rows] == ["accepted", "regression", "first"]
 
 
-def test_entries_without_names_are_said_to_be_compared() -> None:
+def test_a_note_says_that_entries_without_names_are_compared() -> None:
     assert any("name=" in note for note in document(*TRIED).notes)
     assert not any("name=" in note for note in document(*SEVERAL).notes)
 

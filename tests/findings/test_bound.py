@@ -62,7 +62,7 @@ def test_arithmetic_is_bound_by_what_the_roof_still_leaves(gflop: float, near: b
 
 
 @pytest.mark.parametrize(("gflop", "noted"), [(0.8, True), (0.4, False)])
-def test_what_other_programs_took_is_not_laid_to_small_products(gflop: float, noted: bool) -> None:
+def test_time_that_other_programs_took_is_not_blamed_on_small_products(gflop: float, noted: bool) -> None:
     known = facts(roofline=roofline(int(gflop * 1e9), 1000, 1.0))
     noise = {"noise": {"load_after": 5.0, "cpus": 2}}
     busy = replace(known, recording=replace(known.recording, meta={**known.meta, **noise}))
@@ -71,7 +71,7 @@ def test_what_other_programs_took_is_not_laid_to_small_products(gflop: float, no
 
 
 @pytest.mark.parametrize("gflop", [0.99, 0.2])
-def test_what_is_at_the_roof_or_far_from_it_is_no_finding_of_arithmetic(gflop: float) -> None:
+def test_work_at_the_roof_or_far_from_it_is_not_a_finding_of_arithmetic(gflop: float) -> None:
     assert compute(facts(roofline=roofline(int(gflop * 1e9), 1000, 1.0))) == []
 
 
@@ -138,7 +138,7 @@ def test_lower_precision_is_not_compared_with_a_rate_that_the_step_exceeds() -> 
     assert low_precision(facts(roofline=replace(made, refuted={"bfloat16": 1e12}))) == []
 
 
-def test_ceilings_measured_beside_other_programs_give_low_confidence() -> None:
+def test_ceilings_measured_while_other_programs_ran_give_low_confidence() -> None:
     made = replace(roofline(8 * 10**8, 1000, 1.0, bfloat16=4e12), others=0.6)
     known = facts(roofline=made)
 
@@ -202,7 +202,7 @@ def test_ways_to_keep_fewer_activations_are_named_with_what_they_free() -> None:
     assert "foreach" not in told.evidence
 
 
-def test_a_step_that_ran_out_of_memory_is_told_so_before_all_else() -> None:
+def test_a_step_that_ran_out_of_memory_is_reported_first() -> None:
     known = facts(memory=memory(by_category={"activations": 90 * MIB}, incomplete="OutOfMemoryError"))
     (held,) = activation_memory(known)
     slow = Finding("It is slow.", 1.0, "Do less.", "high", "Why.", "Blind.", bottleneck="compute")
@@ -300,7 +300,7 @@ def test_memory_may_grow_where_every_watched_step_left_something(left: int | Non
         (4, "none of them is in float32", "", ""),
     ],
 )
-def test_lower_precision_is_for_products_of_which_a_twentieth_is_in_float32(
+def test_lower_precision_needs_a_twentieth_of_the_products_in_float32(
     monkeypatch: pytest.MonkeyPatch, single: int, part: str, code: str, remedy: str
 ) -> None:
     monkeypatch.setattr(bound, "_lower_precision", lambda facts: "Use lower precision.")

@@ -179,7 +179,7 @@ def test_telling_others_of_unused_parameters_is_a_part_of_the_search(
     assert ("is spent informing the other ranks" in one.evidence) == (bound_ms != 2.0)
 
 
-def test_a_search_for_unused_parameters_that_finds_none_is_told() -> None:
+def test_a_search_for_unused_parameters_that_finds_none_is_reported() -> None:
     (one,) = found(unused_parameters, ddp(find_unused_parameters=True, unused_bytes=0))
 
     assert one.confidence == "medium"

@@ -79,7 +79,7 @@ def test_on_a_gpu_attention_takes_the_time_of_its_kernels(monkeypatch: pytest.Mo
     assert fusion._times(known, ops) == (3.0, 2.0)
 
 
-def test_short_attention_is_no_finding() -> None:
+def test_short_attention_is_not_a_finding() -> None:
     hand = trained()
     for number in range(STEPS):
         t = 10_000 * number
@@ -133,7 +133,7 @@ def test_of_a_chain_of_elementwise_ops_one_pass_stays(nodes: bool) -> None:
     assert finding["rows"][0] == {"kind": "layer", "name": "model"}
 
 
-def test_memory_given_back_in_a_chain_is_no_host_code() -> None:
+def test_memory_freed_in_a_chain_is_not_host_code() -> None:
     hand = ByHand()
     for t in range(0, 100_000 * STEPS, 100_000):
         hand.step(t - 1, t + 15_001)
@@ -148,7 +148,7 @@ def test_memory_given_back_in_a_chain_is_no_host_code() -> None:
     assert "compile the function that computes it" in table["advice"].iloc[0]
 
 
-def test_attention_is_not_told_again_as_memory_traffic() -> None:
+def test_attention_is_not_reported_again_as_memory_traffic() -> None:
     hand, model = one_layer()
     for t in range(0, 4000 * STEPS, 4000):
         hand.step(t - 1, t + 1901)

@@ -353,7 +353,7 @@ def finding(**changes: Any) -> Finding:
     return Finding(**given | changes)
 
 
-def test_a_verdict_says_of_which_step_its_bound_is_a_share() -> None:
+def test_a_verdict_says_which_step_its_bound_is_a_share_of() -> None:
     def said(**changes: Any) -> str:
         return _of_finding(made(), [finding(**changes)], 0).verdict.partition(" could save up to ")[2]
 
@@ -618,7 +618,7 @@ def test_how_to_see_what_the_host_does(foreign: bool, python: bool, live: bool, 
         ({"kernel_us": None}, "25 % of them shorter than their launch"),
     ],
 )
-def test_what_is_said_of_late_launches(changes: dict[str, Any], said: str) -> None:
+def test_words_of_late_launches(changes: dict[str, Any], said: str) -> None:
     gpu = gpu_of(idle_by={"launches": 3.0}, graph_share=0.5, **changes)
     (late,) = host.launch_overhead(made(gpu=gpu))
     assert "idle for 3.00 ms (30 % of the step)" in late.evidence
@@ -644,7 +644,7 @@ def test_host_work_is_sure_if_most_of_it_is_seen(
     assert host.host_work(made()) == []
 
 
-def test_idle_time_without_a_cause_is_told_by_what_is_known_of_it() -> None:
+def test_idle_time_without_a_cause_is_described_by_what_is_known() -> None:
     known = made(gpu=gpu_of(idle_by={"awaited": 1.0, "other": 0.99, "unknown": 0.02}))
     vars(known.recording)["is_foreign"], vars(known)["records_python"] = True, True
     (idle,) = host.unexplained_idle(known)

@@ -116,7 +116,9 @@ def test_idle_time_has_one_cause_and_adds_up_with_the_work_to_the_step(hand: ByH
         ("cudaGetDevice", 200, {"host": 1.7, "launches": 0.1}),  # no launch takes so long
     ],
 )
-def test_idle_time_is_laid_to_what_the_host_did_meanwhile(call: str, begin: float, idle_by: dict[str, float]) -> None:
+def test_idle_time_is_attributed_to_what_the_host_did_meanwhile(
+    call: str, begin: float, idle_by: dict[str, float]
+) -> None:
     hand = ByHand()
     for number in range(STEPS):
         t = 10_000 * number
@@ -174,7 +176,7 @@ def test_host_work_is_what_the_host_was_seen_at(place: str, name: str, where: st
     assert doing.longest[where] == name
 
 
-def test_what_other_threads_do_is_no_host_work() -> None:
+def test_the_work_of_other_threads_is_not_host_work() -> None:
     hand = two_kernels(5000)
     for number in range(STEPS):
         hand.event("monitor.py(1): run", 20_000 * number, 20_000 * number + 5300, "python_function", thread=9)
@@ -182,7 +184,7 @@ def test_what_other_threads_do_is_no_host_work() -> None:
     assert facts_of(hand).doing.seen < 0.01  # the launching calls
 
 
-def test_a_copy_that_may_itself_have_waited_is_told_with_low_confidence() -> None:
+def test_a_copy_that_may_itself_have_waited_has_low_confidence() -> None:
     hand = two_kernels(5000, stream_wait=True, launched_at=50)
     for number in range(STEPS):
         hand.event("hipMemcpyWithStream", 20_000 * number + 60, 20_000 * number + 5110, "cuda_runtime")
@@ -218,7 +220,7 @@ def test_a_host_that_only_waits_for_work_already_launched_holds_nothing_up() -> 
     assert found(hand.recording(), "synchronisation").empty
 
 
-def test_a_step_is_no_longer_than_the_host_s_for_work_that_comes_much_later() -> None:
+def test_a_step_does_not_extend_to_work_that_comes_much_later() -> None:
     late, busy = two_kernels(500), two_kernels(500)
     late.kernel("late", 40_700, 50_000, 50_010)  # launched in the last step, and waits for 9 ms
     busy.kernel("long", 40_700, 40_810, 50_010)

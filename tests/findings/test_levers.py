@@ -235,14 +235,14 @@ def test_the_line_for_optimizers_keeps_their_state_and_results(name: str) -> Non
         torch.testing.assert_close(mine, other)
 
 
-def test_lbfgs_is_no_loop_over_parameters() -> None:
+def test_lbfgs_is_not_a_loop_over_parameters() -> None:
     net = nn.Linear(4, 2)
     parts = named_parts({"opt": torch.optim.LBFGS(net.parameters())}, None, [net])
 
     assert "optimizer" not in found(loop("LBFGS", parts=parts), "optimizer").index
 
 
-def test_a_layer_of_attention_is_told_that_nobody_wants_its_weights() -> None:
+def test_advice_names_the_attention_layer_that_computes_unused_weights() -> None:
     hand, net = one_layer("net")
     layers = hand.layer("net.layers", net)
     first = hand.layer("net.layers.0", layers)

@@ -137,7 +137,7 @@ def recordings(folder: Path) -> dict[str, Recording]:
     ],
     ids=["layers", "compiled"],
 )
-def test_rules_stand_layers_and_compiled_code_of_which_little_is_known(
+def test_rules_tolerate_layers_and_compiled_code_with_unknown_values(
     make: Callable[[], Recording], frame_names: str, rules: list[Rule], rows: slice
 ) -> None:
     asked = 0

@@ -201,7 +201,7 @@ def test_idle_time_is_unexplained_if_the_trace_contains_no_launches(name: str, k
     assert "with_stack=True" in str(found["code"])
 
 
-def test_a_trace_of_the_host_alone_is_said_to_contain_no_gpu_work() -> None:
+def test_a_trace_without_gpu_work_says_so() -> None:
     found = load("rank_not_found")._summary.findings
 
     assert load("rank_not_found").kernels.empty

@@ -121,7 +121,7 @@ def test_profiles_in_other_units_are_compared_by_share(tmp_path: Path) -> None:
         ("m;step 49\nm;load 51\n", "m;step 60\nm;wait 40\n", "Only 49 % of the baseline and 60 % of"),
     ],
 )
-def test_profiles_with_little_in_common_are_told(tmp_path: Path, one: str, other: str, says: str) -> None:
+def test_profiles_with_little_in_common_are_reported(tmp_path: Path, one: str, other: str, says: str) -> None:
     a, b = (perfnb.load(written(tmp_path, text)) for text in (one, other))
     notes = a.compare(b)._document().notes
     assert notes[0].startswith(says or "The two profiles were not recorded in turn")
@@ -144,7 +144,7 @@ def test_counts_are_compared_as_shares_of_the_candidates_total(tmp_path: Path) -
     assert diff.notes[-1].startswith("Shares of the whole are compared.")
 
 
-def test_a_profile_of_nothing_is_no_reason_to_scale_the_other() -> None:
+def test_a_profile_of_nothing_is_not_a_reason_to_scale_the_other() -> None:
     some, nothing = (HostRecord("a", "x", "samples", tree_of((-1, "f", value))) for value in (3.0, 0.0))
     for a, b, before in ((some, nothing, 3.0), (nothing, some, 0.0)):
         diff = diff_records(a, b)
@@ -200,7 +200,7 @@ def test_the_package_of_a_function(function: Function, package: str) -> None:
     assert package_of(function) == package
 
 
-def test_calls_of_several_lines_of_a_function_are_told_apart() -> None:
+def test_calls_of_several_lines_of_a_function_are_distinguished() -> None:
     functions = Function("f", "a.py", 5), Function("f", "a.py", 7), Function("f", "b.py", 9), Function("g", "a.py")
     data = flame_data(tree_of(*((-1, function, 1.0) for function in functions)), "samples", 9)
     assert data["names"] == ["f:5", "f:7", "f", "g"]
@@ -408,7 +408,7 @@ def test_a_step_without_code_of_the_user_or_without_time_has_no_shares() -> None
         ),
     ],
 )
-def test_what_the_samples_leave_out_is_told(
+def test_parts_that_the_samples_leave_out_are_noted(
     facts: dict[str, int], loader: dict[str, Any] | None, notes: list[str]
 ) -> None:
     stacks = stacks_of(CALLS, loader, **facts)

@@ -198,7 +198,7 @@ def test_a_table_has_a_row_for_each_step() -> None:
 
 
 @pytest.mark.parametrize("written", [True, False])
-def test_the_steps_of_a_run_are_told_once(written: bool, tmp_path: Path) -> None:
+def test_the_steps_of_a_run_are_reported_once(written: bool, tmp_path: Path) -> None:
     files = {"--perf-json": tmp_path / "out.json", "--perf-summary": tmp_path / "out.md"}
     config: Any = SimpleNamespace(getoption=(files if written else {}).get)
     reports, lines = Reports(config), list[str]()

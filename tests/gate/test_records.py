@@ -55,7 +55,7 @@ def test_what_varies_is_left_out_of_the_record() -> None:
     assert stable(COUNTS, {**COUNTS, "ops": 21}) == ({"peak_bytes": 1000, "kernels": None}, ["ops"])
 
 
-def test_another_environment_is_no_comparison() -> None:
+def test_counts_of_another_environment_are_not_compared() -> None:
     records = {"test_a": {"torch 2, CPU": COUNTS}}
     assert missing(records, "test_a", "torch 2, CPU") is None
     assert missing(records, "test_a", "torch 3, CPU") == (

@@ -154,7 +154,7 @@ def test_a_copy_back_to_the_host_is_not_host_to_device() -> None:
     assert in_us(Profile(hand.recording()).phases["ms"])["host_to_device"] == 0
 
 
-def test_a_range_around_a_copy_and_other_work_is_no_copy() -> None:
+def test_a_range_around_a_copy_and_other_work_is_not_a_copy() -> None:
     hand = ByHand()
     hand.step(0, 1000).event("my job", 50, 950, "user_annotation")
     hand.op("aten::to", 100, 300).op("aten::_to_copy", 110, 290)

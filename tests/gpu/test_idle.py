@@ -117,9 +117,7 @@ def test_kernels_of_a_graph_do_not_wait_for_the_host_though_their_call_has_not_r
     ("begin", "launch", "reason"),
     [(500, (80, 90), "dependency"), (115, (90, 100), "dependency"), (115, (90, 101), "host")],
 )
-def test_a_stream_that_waits_for_an_event_of_which_nothing_is_known_waits(
-    begin: int, launch: tuple[int, int], reason: str
-) -> None:
+def test_a_stream_that_waits_for_an_unknown_event_waits(begin: int, launch: tuple[int, int], reason: str) -> None:
     trace = Trace().work("before", 0, 100, (-50, -40))
     trace.work("other", 0, 50, (-45, -44), stream=5)
     trace.event("Stream Wait Event", 20, 21, "cuda_sync", device=0, stream=7).work("after", begin, 510, launch)
@@ -159,7 +157,7 @@ def test_sums_add_up_to_the_idle_time() -> None:
     ]
 
 
-def test_no_gap_is_no_row() -> None:
+def test_without_a_gap_there_are_no_rows() -> None:
     for trace in (Trace(), Trace().event("aten::mm", 0, 10), Trace().work("alone", 0, 10)):
         assert len(idle_gaps(trace.frame())) == 0
         assert len(idle_time(trace.frame(), by_step=True)) == 0

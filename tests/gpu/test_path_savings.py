@@ -48,7 +48,7 @@ def test_parts_by_operator_and_by_name() -> None:
     }
 
 
-def test_a_part_beside_which_another_is_as_long_saves_nothing() -> None:
+def test_a_part_that_runs_in_parallel_with_an_equally_long_one_saves_nothing() -> None:
     trace = Trace().work("a", 10, 80, (1, 3)).work("b", 10, 79, (4, 5), stream=9)
     trace.event("cudaDeviceSynchronize", 8, 85, "cuda_runtime")
 

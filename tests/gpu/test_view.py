@@ -220,7 +220,7 @@ def test_the_parts_of_waiting_for_the_host_are_named(tmp_path):
     )
 
 
-def test_a_copy_whose_call_waits_until_it_is_done_is_no_long_launch(tmp_path):
+def test_a_copy_whose_call_waits_until_it_is_done_is_not_a_long_launch(tmp_path):
     trace = Written().step(1, 0, 1000).kernel("gemm", 10, 20, 800)
     for number, end in ((77, 900), (78, 812)):  # the second call returns before its copy begins
         trace.event("hipMemcpyWithStream", 12, end, "cuda_runtime", correlation=number)
@@ -244,7 +244,7 @@ def test_a_trace_without_steps_lasts_until_its_last_event_has_ended(tmp_path: Pa
     assert gpu_of(Written().op("aten::mm", 5, 60).kernel("k", 30, 35, 40), tmp_path).whole_ms == 0.055
 
 
-def test_what_is_not_known_is_said(tmp_path):
+def test_unknown_launches_are_mentioned(tmp_path):
     gpu = gpu_of(samples.unlaunched(), tmp_path)
 
     assert gpu.queue is None
@@ -254,7 +254,7 @@ def test_what_is_not_known_is_said(tmp_path):
     assert "launch call" not in [figure.label for figure in shown.figures]
 
 
-def test_a_kernel_that_appears_to_start_before_its_launch_is_said_to(tmp_path: Path) -> None:
+def test_a_kernel_that_appears_to_start_before_its_launch_is_reported(tmp_path: Path) -> None:
     trace = Written().op("aten::mm", 5, 60).kernel("early", 30, 20, 40).kernel("late", 41, 50, 55)
 
     (note,) = (note for note in gpu_of(trace, tmp_path).notes if "clocks" in note)
@@ -270,7 +270,7 @@ def test_without_a_path_there_is_no_table_of_it(two: GpuSummary) -> None:
     assert sum(title.startswith("Critical path") for title in tables(gpu_document(two))) == 2
 
 
-def test_work_of_graphs_is_said_to_be(tmp_path):
+def test_work_of_graphs_is_marked_as_such(tmp_path):
     trace = Written().op("aten::mm", 5, 60).event("cudaGraphLaunch", 10, 20, "cuda_runtime", correlation=5)
     for begin in (30, 42):
         trace.event("graphed", begin, begin + 10, "kernel", 7, 0, device=0, stream=7, correlation=5)

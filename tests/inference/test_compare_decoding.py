@@ -69,7 +69,7 @@ def decoding(clock: FakeClock, each_ms: float, words: str) -> Any:
     return answer
 
 
-def test_a_gain_has_its_sign_and_different_answers_are_told(clock: FakeClock, tmp_path: Path) -> None:
+def test_a_gain_has_its_sign_and_different_outputs_are_reported(clock: FakeClock, tmp_path: Path) -> None:
     found = perfnb.compare_decoding(decoding(clock, 10, "abcd"), decoding(clock, 5, "abxd"), ["p", "q"], budget_s=3)
 
     assert found.verdict == "faster"

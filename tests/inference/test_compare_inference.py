@@ -216,7 +216,7 @@ def test_quality_runs_once_with_the_model_as_it_is(plant: Callable[..., None]) -
     assert len(losses) == 1
 
 
-def test_a_busy_machine_and_unchecked_outputs_are_told() -> None:
+def test_a_busy_machine_and_unchecked_outputs_are_reported() -> None:
     found = backends_of_times(exact=0.5)
     assert "busy" not in str(found)
 

@@ -46,7 +46,7 @@ def test_a_highest_rate_that_no_run_confirmed_has_no_price() -> None:
     assert "at the highest rate n/a n/a" in words_of(found)
 
 
-def test_without_a_price_there_is_none_and_nothing_is_said(clock: FakeClock) -> None:
+def test_without_a_price_there_is_no_cost(clock: FakeClock) -> None:
     found = perfnb.latency(lambda _: clock.pass_exactly(100), [1], rate_per_s=100, budget_s=10)
 
     assert found.costs["price"].isna().all()

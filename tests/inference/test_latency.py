@@ -251,7 +251,7 @@ def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, object], mes
         perfnb.latency(given.pop("fn"), given.pop("requests"), **given)
 
 
-def test_the_rate_is_the_one_asked_for_and_lateness_is_no_queue(clock: FakeClock) -> None:
+def test_the_rate_is_the_requested_one_and_lateness_is_not_a_queue(clock: FakeClock) -> None:
     found = perfnb.latency(lambda _: clock.pass_exactly(0.02), [1], rate_per_s=200, budget_s=0.2)
 
     assert found.open_run.rate_per_s == 200

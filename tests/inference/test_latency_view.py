@@ -270,7 +270,7 @@ def test_two_servers_may_wait_for_each_other_between_requests() -> None:
         (10, 10.0, None, 0.02, True, []),
     ],
 )
-def test_what_disturbed_a_run_at_a_rate_is_told(
+def test_disturbances_of_a_run_at_a_rate_are_reported(
     count: int, took: float, extra: float | None, late: float, saturated: bool, noted: list[str]
 ) -> None:
     samples = pd.DataFrame({"service_ms": [took] * count})
@@ -289,7 +289,7 @@ def test_what_disturbed_a_run_at_a_rate_is_told(
         ([0.0, 0.0], [0.0, 0.0], 10 / 9, ["90.0 requests/s were served, fewer than the 100 requests/s"]),
     ],
 )
-def test_what_takes_time_before_and_between_requests_is_told_from_a_share_on(
+def test_time_before_and_between_requests_is_reported_from_a_share_on(
     extra_ms: list[float], low_ms: list[float], between_ms: float, noted: list[str]
 ) -> None:
     own = fake(np.full(400, 10.0))

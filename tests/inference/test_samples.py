@@ -91,7 +91,7 @@ def test_a_request_at_the_bound_meets_it(bound: float, met: int) -> None:
 
 
 @pytest.mark.parametrize(("length", "size"), [(1, 110 + 7), (4, 440 + 7), (5, 450 + 7), (40, 800 + 7)])
-def test_a_cache_has_layers_that_grow_without_end_up_to_a_window_or_not_at_all(length: int, size: int) -> None:
+def test_a_cache_has_layers_that_grow_forever_up_to_a_window_or_not_at_all(length: int, size: int) -> None:
     assert Cache(((10, math.inf), (100, 4), (7, 1)), length=3).bytes_at(length) == size
 
 

@@ -288,7 +288,7 @@ def test_an_error_names_the_request(servers: int) -> None:
         ((torch.ones(7, 3), torch.ones(7)), False),
     ],
 )
-def test_an_input_without_room_for_all_requests_is_told(made: object, holds: bool) -> None:
+def test_an_input_without_room_for_all_requests_is_reported(made: object, holds: bool) -> None:
     assert may_hold(made, 8) == holds
 
 

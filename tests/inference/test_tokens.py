@@ -87,7 +87,7 @@ def test_hugging_face_streams_its_tokens_and_shows_its_cache() -> None:
     assert "key-value cache 1.75 KiB (7 tokens, and 256 B for each additional token)" in words_of(found)
 
 
-def test_prefill_is_told_apart_from_decoding(clock: FakeClock) -> None:
+def test_prefill_is_distinguished_from_decoding(clock: FakeClock) -> None:
     def answer(ids: torch.Tensor, streamer: Any) -> None:
         streamer.put(ids)
         clock.pass_exactly(30)
@@ -165,7 +165,7 @@ def test_a_cache_that_perfnb_does_not_know_is_not_guessed(generated: Any) -> Non
     assert found.tokens["prompt_tokens"].isna().all()
 
 
-def test_the_size_of_a_cache_is_told_from_one_token_on() -> None:
+def test_the_size_of_a_cache_is_known_from_one_token_on() -> None:
     found = fake(np.full(9, 5.0), cache=Cache(((10, math.inf), (64, 1)), 3))
 
     assert [found.kv_cache_bytes(length) for length in (1, 7)] == [74, 134]

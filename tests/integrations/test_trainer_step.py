@@ -183,7 +183,7 @@ def test_a_loader_is_tried_only_if_it_was_asked_for_or_holds_up_the_step(
         assert tried.batches == [("a",), ("b",)]
 
 
-def test_a_trial_that_fails_is_told_in_its_first_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_trial_is_reported_in_its_first_line(monkeypatch: pytest.MonkeyPatch) -> None:
     Tried(monkeypatch, ValueError("it broke\nand more"))
     profile: Any = SimpleNamespace(findings={})
 
@@ -831,7 +831,7 @@ def test_levers_are_tried_once_after_the_first_window(
     assert "perfnb: Faster." in "".join(capsys.readouterr())
 
 
-def test_why_levers_are_not_tried_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_why_levers_are_not_tried_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_profiler, "try_on", lambda *_: "no memory is left")
     profiler = profiler_with(State(), ["first"], try_levers=True)
     with pytest.warns(RuntimeWarning, match=r"^perfnb: no levers were tried: no memory is left$"):

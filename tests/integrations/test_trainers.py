@@ -132,7 +132,7 @@ def assert_validation_is_between_steps(run: Any, steps: int) -> None:
 
 
 @EACH
-def test_a_window_that_never_fits_before_a_validation_is_told(callback: Any, train: Train, tmp_path: Path) -> None:
+def test_a_window_that_never_fits_before_a_validation_is_reported(callback: Any, train: Train, tmp_path: Path) -> None:
     options = (
         {"validate": True, "val_check_interval": 5}
         if callback is for_lightning

@@ -105,7 +105,7 @@ def test_a_number_is_right_within_its_tolerance() -> None:
     assert told(Number(10.29, 10.0, 0.03).wrong) == ""
 
 
-def test_a_slip_is_told_of_a_wrong_number_only() -> None:
+def test_only_a_wrong_number_gets_a_hint() -> None:
     wrong = Number(20.5, 10.0, 0.03, "share:")
     assert told(wrong.slip, 20.0, "both are counted.") == "share: both are counted."
     assert told(wrong.slip, (3.0, 20.0), "both are counted.") == "share: both are counted."
@@ -115,7 +115,7 @@ def test_a_slip_is_told_of_a_wrong_number_only() -> None:
     assert told(Number(20.0, 10.0, 0.03).slip, 20.0, "No.") == "No."
 
 
-def test_a_wrong_number_is_told_with_the_slip_that_explains_it() -> None:
+def test_a_wrong_number_is_explained_by_its_slip() -> None:
     assert told(Number(20.5, 10.0, 0.03, "time").wrong, "is off.").startswith("time is off. It is twice")
     assert told(Number(13.0, 10.0, 0.03, "time").wrong, "is off.") == (
         "time is off. Check it against what the question asks for."
@@ -284,14 +284,14 @@ def test_the_line_is_the_innermost_of_the_same_cell() -> None:
     assert told(outcome, outer).endswith('of its cell: raise ValueError("here"))')
 
 
-def test_a_function_is_tried_beside_the_right_one() -> None:
+def test_a_function_is_compared_with_the_right_one() -> None:
     assert tried(lambda a, b: a * b, [(2, 3), (4, 5)], lambda a, b: a + b) == [
         {"sizes": [2, 3], "said": 6.0, "wanted": 5},
         {"sizes": [4, 5], "said": 20.0, "wanted": 9},
     ]
 
 
-def test_a_test_without_a_result_is_told() -> None:
+def test_a_test_without_a_result_is_reported() -> None:
     known = an_ab_test(ratio=0.5, ratio_ci=(0.4, 0.6))
 
     assert ab_facts(known) == {"ratio": 0.5, "ratio_ci": [0.4, 0.6], "check": ""}

@@ -297,7 +297,7 @@ def test_no_claims_are_none_judged(claims: dict[str, Any]) -> None:
     ("change", "says"),
     [({"spread": "faster"}, "Claim spread"), ({"mean": "quicker"}, "one of"), ({"other": "faster"}, "keys")],
 )
-def test_a_claim_misjudged_is_told(claims: dict[str, Any], change: dict[str, str], says: str) -> None:
+def test_a_misjudged_claim_gets_a_hint(claims: dict[str, Any], change: dict[str, str], says: str) -> None:
     assert says in hint("1.6", RIGHT | change, claims=claims)
 
 

@@ -221,5 +221,5 @@ def test_which_batches_are_run(monkeypatch: pytest.MonkeyPatch, batch: int, fixe
     ("answer", "says"),
     [(1488.0, "give an int: 1488.0 is a float"), (0, "from 1 to"), (10_001, "10,000"), (1.5, "whole")],
 )
-def test_what_is_no_batch(answer: Any, says: str) -> None:
+def test_answers_that_are_not_batches_get_a_hint(answer: Any, says: str) -> None:
     assert says in hint("4.4", answer, make_step=narrow_step)

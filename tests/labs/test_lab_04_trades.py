@@ -173,7 +173,7 @@ class WithSettings:
 
 
 @pytest.mark.parametrize("answer", [lambda x: x, WithSettings()])
-def test_a_function_is_no_tower(blocks: nn.ModuleList, answer: Any) -> None:
+def test_a_function_is_not_accepted_as_a_tower(blocks: nn.ModuleList, answer: Any) -> None:
     assert "both modules and a batch" in hint("4.5", answer, plain=Tower(blocks, one_by_one), rows=ROWS)
 
 

@@ -125,7 +125,7 @@ def test_other_stopwatches(answer: Any, says: str) -> None:
         ({"together": 17, "loader": 5, "model": 12}, "function itself"),
     ],
 )
-def test_what_is_no_stopwatch(answer: Any, says: str) -> None:
+def test_code_that_is_not_a_stopwatch_gets_a_hint(answer: Any, says: str) -> None:
     assert says in hint("6.1", answer)
 
 
@@ -222,7 +222,7 @@ def test_copies() -> None:
     assert hint("6.4", {"batch_bytes": 4096, "written": 3}, profile=fed) == ""
 
 
-def test_an_order_drawn_meanwhile_is_no_copy() -> None:
+def test_an_order_drawn_meanwhile_is_not_a_copy() -> None:
     """Nor is the batch of the step before."""
     sizes = [4096, 1024, 1024, 2048, 2048, 512, *[1024] * 6, 4096]
     frame = pd.DataFrame({"bytes": sizes, "phase": "data", "start_ns": [-5, *range(len(sizes) - 1)]})

@@ -211,7 +211,7 @@ def test_one_factor_is_accepted_when_it_has_a_report() -> None:
         ("7.4", NoModule, "must return a model, not a method"),
     ],
 )
-def test_what_is_no_training(number: str, answer: Any, says: str) -> None:
+def test_functions_that_do_not_train_get_a_hint(number: str, answer: Any, says: str) -> None:
     assert says in hint(number, answer, **GIVEN, reports={})
 
 

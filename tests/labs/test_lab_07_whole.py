@@ -131,7 +131,7 @@ class NoModel(Script):
         torch.compile(net)
 
 
-def test_a_model_that_is_not_returned_is_no_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_not_returned_is_not_a_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab_07, "_compiles", lambda: True)
     found = hint("7.6", pays_after, **COMPILED | {"training": NoModel, "first": {"seconds": None}})
 

@@ -28,7 +28,7 @@ def _a_new_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labs, "_ledger", Ledger())
 
 
-def test_a_right_answer_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_correct_answer_is_confirmed(capsys: pytest.CaptureFixture[str]) -> None:
     labs.check("1.2", typical)
 
     assert capsys.readouterr() == ("1.2 The typical step: right. Lab 1: 1 of 6.\n", "")
@@ -131,7 +131,7 @@ def test_a_prediction_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
     assert "noted      2.1  A prediction" in repr(labs.progress(2))
 
 
-def test_nothing_done_is_no_progress() -> None:
+def test_without_work_there_is_no_progress() -> None:
     assert repr(labs.progress()) == ""
 
 
@@ -246,7 +246,7 @@ def test_made_up_facts_do_not_follow(exported: Path, facts: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '"x"', '{"format": "perfnb labs 1"}', "[" * 100_000, "\x00"])
-def test_what_is_no_file_of_results_is_refused(tmp_path: Path, text: str) -> None:
+def test_files_that_are_not_results_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text)
 
     with pytest.raises(LabError, match=r"x\.json"):

@@ -33,7 +33,7 @@ def phases(forward: float = 10.0, backward: float = 20.0) -> pd.DataFrame:
     return pd.DataFrame({"ms": ms, "share": [0.3, 0.57, 0.13]}, index=["forward", "backward", "optimizer"])
 
 
-def test_ratios_of_layers_are_kept_beside_that_of_phases() -> None:
+def test_ratios_of_layers_are_kept_in_addition_to_that_of_phases() -> None:
     layers = pd.DataFrame({"forward_ms": [8.0, 2.0], "backward_ms": [12.0, 8.0]}, index=["net", "net.0"])
 
     assert measured("2.2", 2.0, profile=made(phases=phases(), layers=layers)) == {

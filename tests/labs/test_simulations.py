@@ -240,7 +240,7 @@ def test_a_feed_records_the_true_times(clock: Clock, ahead: bool, together_ms: f
     assert feed.took["model"] == [pytest.approx(12.0, rel=1e-3)] * 13
 
 
-def test_a_pass_that_stops_early_is_no_pass(clock: Clock) -> None:
+def test_a_pass_that_stops_early_does_not_count(clock: Clock) -> None:
     feed = lab_06.Feed(5.0, 12.0, ahead=False)
     for batch in feed:
         feed.step(batch)

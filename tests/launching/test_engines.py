@@ -253,7 +253,7 @@ def test_an_engine_runs_its_rank_and_is_as_before(
     assert capsys.readouterr() == ("", "")
 
 
-def test_an_error_of_a_rank_on_an_engine_is_told_and_its_group_is_kept(
+def test_an_error_of_a_rank_on_an_engine_is_reported_and_its_group_is_kept(
     group: Group, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.distributed, "group", SimpleNamespace(WORLD="the group"))

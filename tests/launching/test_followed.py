@@ -101,7 +101,7 @@ def test_the_rank_that_failed_first_is_named_with_its_traceback(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
-def test_a_failure_that_cannot_be_raised_again_is_told(error: BaseException | None, tmp_path: Path) -> None:
+def test_a_failure_that_cannot_be_raised_again_is_reported(error: BaseException | None, tmp_path: Path) -> None:
     failed(tmp_path, 0, 5.0, error=error)
     with pytest.raises(CaptureError, match=r"^Rank 0 of 2 ended with ValueError: boom$") as raised:
         followed(tmp_path)

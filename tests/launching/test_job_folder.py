@@ -77,7 +77,7 @@ def test_nothing_else_is_removed(base: Path, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
-def test_what_is_told_is_for_this_user_alone(tmp_path: Path) -> None:
+def test_files_of_a_job_are_readable_by_this_user_only(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
         tell(tmp_path / "text", "done")

@@ -97,7 +97,7 @@ def test_only_whole_models_that_learn_are_wrapped() -> None:
 
 
 @pytest.mark.usefixtures("parallel")
-def test_a_model_of_which_one_weight_learns_is_wrapped() -> None:
+def test_a_model_with_a_single_trainable_weight_is_wrapped() -> None:
     model = nn.Linear(2, 2)
     model.bias.requires_grad_(False)
     assert list(_wrapped({"model": model})) == [id(model)]
@@ -288,7 +288,7 @@ def test_the_first_rank_tells_its_progress_and_has_the_first_part(
     assert json.loads((tmp_path / PROGRESS).read_text()) == ["timed", 1, 2, ""]
 
 
-def test_a_step_that_fails_is_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_step_that_fails_is_reported_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ended = []
 
     def broken() -> Any:

@@ -99,7 +99,7 @@ def test_too_few_steps_for_an_interval() -> None:
     assert table.loc["2 ranks", "speedup"] == 1.0
 
 
-def test_runs_that_disagree_are_said() -> None:
+def test_runs_that_disagree_are_reported() -> None:
     def study(ms: float) -> RankScaling:
         runs = [JobRun([0.9 * each, *[each] * 20, 1.1 * each], ALONE) for each in (ms, 40.0)]
         return study_of([*jobs()[:2], ScalingJob("best", 1, 2, runs)])

@@ -96,12 +96,12 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_loop(tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is made before there is something to save"
 
 
-def test_no_profile_yet_is_said_so() -> None:
+def test_a_missing_profile_is_reported() -> None:
     with pytest.raises(IndexError, match="no profile yet"):
         perfnb.profiled(range(20)).profiles[0]
 
 
-def test_a_hostile_folder_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hostile_folder_is_reported_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     driver = LoopProfiler(save=tmp_path / "\x1b[31m a\nb\u202e")
     driver.recorder = recorder_of(usual(60), name="\x1b[31mevil\n")
     KeptRun(driver, asked=False)._tell()
@@ -122,7 +122,7 @@ def test_each_rank_saves_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert ranks[1].name == "train"
 
 
-def test_who_asks_is_not_told_again() -> None:
+def test_a_loop_knows_whether_its_results_were_read() -> None:
     loop = perfnb.profiled(range(3))
     assert not loop._kept_run.asked
     assert len(loop.profiles) == 0

@@ -278,7 +278,7 @@ def test_batches_live_no_longer_than_in_a_plain_loop() -> None:
 
 
 @pytest.mark.parametrize(("loader", "words"), [(3, "loader must be"), (None, "loader must be")])
-def test_what_is_no_loader(loader: Any, words: str) -> None:
+def test_objects_that_are_not_loaders_are_refused(loader: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         perfnb.profiled(loader)
     with pytest.raises(TypeError, match="steps_by must be"):

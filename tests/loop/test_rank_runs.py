@@ -87,7 +87,7 @@ def test_runs_of_ranks_are_in_their_folder_or_in_that_of_runs(tmp_path: Path) ->
     assert not LOADABLE.recognise(tmp_path / "nowhere")
 
 
-def test_profiles_of_a_loop_are_beside_its_run(tmp_path: Path) -> None:
+def test_profiles_of_a_loop_are_listed_with_its_run(tmp_path: Path) -> None:
     profile = perfnb.Profile(ByHand().step(0, 1000).recording())
     for name in ("step_000030", "step_000004", "other"):
         profile.save(tmp_path / name)

@@ -66,7 +66,7 @@ def test_waits_for_data(wait: Centre, verdict: str) -> None:
     assert found(wait=wait).verdict.verdict.startswith(verdict)
 
 
-def test_what_is_said_of_waits() -> None:
+def test_words_of_waits() -> None:
     wait = Centre(0.9, 0.8, 1.2)
     plain = only(wait=wait)
     assert plain["evidence"] == "Steps wait 9.00 ms for their batch on average, or 90.0 % [80.0, 100.0] of their time."
@@ -240,7 +240,7 @@ def test_windows_that_are_none_are_refused() -> None:
         (Centre(0.9, 0.8, 1.02), "90.0 % [80.0, 100.0]"),
     ],
 )
-def test_a_share_is_said_with_its_interval_if_it_has_one(share: Centre, said: str) -> None:
+def test_a_share_is_given_with_its_interval_if_it_has_one(share: Centre, said: str) -> None:
     assert _share(share) == said
 
 

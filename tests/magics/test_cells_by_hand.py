@@ -141,11 +141,11 @@ def test_a_body_that_cannot_run_is_refused(body: str, said: str, shell: Any) -> 
         run_body(shell, body)
 
 
-def test_await_in_a_function_is_no_await_of_the_body(shell: Any) -> None:
+def test_await_in_a_function_is_not_an_await_of_the_body(shell: Any) -> None:
     compile_body(shell, "async def f():\n    await g()\nasync def h():\n    async for x in y: pass")
 
 
-def test_the_number_of_the_running_cell_is_told(shell: Any) -> None:
+def test_the_number_of_the_running_cell_is_known(shell: Any) -> None:
     shell.displayhook.exec_result = SimpleNamespace(execution_count=8)
     with pytest.raises(UsageError, match=r"Cell In\[8\]"):
         compile_body(shell, "x = [")

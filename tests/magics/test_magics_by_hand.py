@@ -125,7 +125,7 @@ def test_a_quiet_cell_has_no_value_but_a_quiet_line_has(shell: Any, ran: Called)
         ("--model net,+", "1", "--model 'net,+' cannot be read"),
     ],
 )
-def test_wrong_use_of_profile_step_is_told(
+def test_wrong_use_of_profile_step_is_refused(
     line: str, cell: str | None, said: str, shell: Any, ran: Called, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shell.user_ns["nets"] = {"a": nn.Linear(1, 1)}
@@ -312,7 +312,7 @@ def test_the_status_tells_the_own_watch_from_others(
         ("", "f(", "the cell is not valid Python."),
     ],
 )
-def test_wrong_use_of_gpuwatch_is_told(
+def test_wrong_use_of_gpuwatch_is_refused(
     line: str, cell: str | None, said: str, shell: Any, watches: list[Watching]
 ) -> None:
     with pytest.raises(UsageError) as raised:

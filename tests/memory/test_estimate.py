@@ -363,7 +363,7 @@ def test_an_estimate_offers_what_needs_less() -> None:
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_what_a_convolution_takes_beside_its_result_counts() -> None:
+def test_memory_beyond_the_result_of_a_convolution_counts() -> None:
     model, x = nn.Conv2d(32, 64, 3, padding=1), torch.randn(32, 32, 16, 16)
 
     estimate = estimate_memory(model, x, training=False)

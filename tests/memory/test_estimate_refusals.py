@@ -18,7 +18,7 @@ from perfnb.memory.estimate.model_step import model_step
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-def test_what_is_no_model_no_loss_and_no_number_of_bytes_is_refused() -> None:
+def test_invalid_models_losses_and_sizes_are_refused() -> None:
     batch = torch.ones(2, 4)
     with pytest.raises(TypeError, match="model must be a torch module, not int"):
         estimate_memory(3, batch)  # type: ignore[arg-type]

@@ -356,7 +356,7 @@ def test_the_peak_of_gradients_that_calls_accumulate_is_the_measured_one(every: 
     assert trained.by_category == fresh.by_category
 
 
-def test_an_optimizer_that_does_not_step_in_any_call_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_optimizer_that_does_not_step_in_any_call_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_simulation, "_MOST_CALLS", 3)
     loop, x = Accumulator(every=100), torch.randn(4, 256)
     weights = sum(p.nbytes for p in loop.model.parameters())

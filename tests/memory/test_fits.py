@@ -76,7 +76,7 @@ def test_temporaries_of_the_optimizer_do_not_shrink_with_the_batch() -> None:
     assert frame.loc["half the batch", "frees_bytes"] == (12 + 8) // 2
 
 
-def test_what_frees_nothing_is_no_option() -> None:
+def test_a_change_that_frees_nothing_is_not_an_option() -> None:
     assert options() == {}
     assert options(other=10_000) == {}
     assert options(optimizer_state=0, parameters=10) == {"half precision for the model": 5}
@@ -92,7 +92,7 @@ def test_what_frees_nothing_is_no_option() -> None:
         (None, 3, "shrink with the batch; accumulate gradients over 6 batches."),
     ],
 )
-def test_half_a_batch_is_told_in_samples_and_batches(samples: int | None, batches: int, words: str) -> None:
+def test_half_a_batch_is_given_in_samples_and_batches(samples: int | None, batches: int, words: str) -> None:
     held = dict.fromkeys(CATEGORIES, 0) | {"activations": 100, "inputs": 20, "temporaries": 2}
     found = options_to_fit(held, of_optimizer=2, samples=samples, batches=batches, single=False, half=True)
     assert found["frees_bytes"].tolist() == [60]

@@ -73,7 +73,7 @@ def test_levels_are_what_is_alive_at_each_end() -> None:
 
 
 @pytest.mark.parametrize("lives", [0, 1, 2, 7])
-def test_what_is_replaced_is_no_survivor(lives: int) -> None:
+def test_memory_that_is_replaced_does_not_survive(lives: int) -> None:
     assert len(surviving(made(EVERY, lives=lives), STEPS)) == 0
 
 
@@ -99,7 +99,7 @@ def test_allocations_grow_if_larger_ones_replace_them_by_more_than_1_kib_in_all(
     ]
 
 
-def test_a_leak_of_1_mib_a_step_is_told_with_its_owner() -> None:
+def test_a_leak_of_1_mib_per_step_is_reported_with_its_owner() -> None:
     leak = joined(made(EVERY, MIB - 4096), made([*EVERY, *EVERY], 2048, op="aten::cat", layer=None, phase="loss"))
     report = leak_figures(joined(ORDINARY, leak), [], steps=STEPS)
     assert (report.verdict, report.reason) == ("leak", "kept")
@@ -299,7 +299,7 @@ def test_from_which_growth_on_there_is_which_verdict(
     assert told[0] == verdicts.get(said, judge.INCONCLUSIVE)
 
 
-def test_what_lies_outside_torch_is_told_where_intervals_are_apart() -> None:
+def test_time_outside_torch_is_reported_if_the_intervals_are_disjoint() -> None:
     cpu = slope(2.0 * FLOOR, 1.0, 3.0 * FLOOR)
     assert judge._beyond(slope(9.0 * FLOOR, 4.0 * FLOOR + 1), cpu) == 7 * FLOOR
     assert judge._beyond(slope(9.0 * FLOOR, 4.0 * FLOOR), cpu) is None

@@ -148,7 +148,7 @@ def test_gradients_that_pile_up_are_made_in_backward() -> None:
 
 
 @pytest.mark.slow
-def test_a_cache_that_fills_and_then_stops_is_no_leak() -> None:
+def test_a_cache_that_fills_and_then_stops_is_not_a_leak() -> None:
     cache: list[Tensor] = []
     leaks = find_leaks(training(lambda x: cache.append(torch.ones(MIB // 4)) if len(cache) < 80 else None))
     assert leaks.verdict == "no leak seen", str(leaks)

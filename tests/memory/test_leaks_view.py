@@ -11,7 +11,7 @@ from tests.memory.leak_samples import KEPT, LEAKS, MIB, NOISY
 
 
 @pytest.mark.parametrize("name", LEAKS)
-def test_a_leak_is_said_where_it_is_the_verdict_and_nowhere_else(name):
+def test_a_leak_is_reported_only_where_it_is_the_verdict(name):
     sentence, verdict = LEAKS[name].sentence, LEAKS[name].verdict
     assert (": a leak" in sentence) == (verdict == "leak")
     assert ("No leak seen" in sentence) == (verdict == "no leak seen")
@@ -27,7 +27,7 @@ def test_a_leak_is_said_where_it_is_the_verdict_and_nowhere_else(name):
         (None, ""),
     ],
 )
-def test_growth_is_told_in_one_unit(slope, text):
+def test_growth_is_given_in_one_unit(slope, text):
     assert slope_words(slope) == text
 
 
@@ -39,7 +39,7 @@ def test_garbage_that_grows_is_freed_and_garbage_that_may_not_grow_waits() -> No
     assert waiting.why.startswith("After the last step, 22.9 MiB in reference cycles had not been collected")
 
 
-def test_a_leak_is_said_with_its_growth_its_owner_and_what_to_do() -> None:
+def test_a_leak_is_reported_with_its_growth_its_owner_and_what_to_do() -> None:
     shown = LEAKS["kept"]._document()
     assert shown.verdict.sentence == "Memory grows by 1.00 MiB [1.00, 1.00] per step in a run of 130 steps: a leak."
     assert shown.verdict.why == (

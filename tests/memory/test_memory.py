@@ -84,7 +84,7 @@ def test_an_error_for_want_of_memory_reaches_the_user_with_the_profile_up_to_it(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left")
-def test_memory_that_suffices_the_second_time_is_said() -> None:
+def test_memory_that_suffices_the_second_time_is_reported() -> None:
     model = mlp()
     begun = 0
 

@@ -46,7 +46,7 @@ def test_every_change_is_an_instant_with_all_that_is_alive() -> None:
     assert table[["reserved", "process"]].isna().all(axis=None)
 
 
-def test_the_process_is_told_from_the_first_reading_on_and_on_the_cpu_alone() -> None:
+def test_the_process_is_shown_from_the_first_reading_on_and_on_the_cpu_alone() -> None:
     hand = step_with_memory().block(C + 300, None, 1, 50, "cuda:1")
     hand.process(C + 250, 9000).process(C + 514, 9500).process(C + 700, 9400)
 
@@ -103,7 +103,7 @@ def test_the_peak_and_its_owners() -> None:
     assert summary.incomplete is None
 
 
-def test_where_the_step_failed_the_failure_is_told_and_not_the_peak() -> None:
+def test_a_failed_step_shows_the_failure_instead_of_the_peak() -> None:
     summary = summary_of(step_with_memory(), failure="RuntimeError: no memory")
 
     assert (summary.peak_ms, summary.peak_bytes) == (1.0, 600)

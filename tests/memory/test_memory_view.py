@@ -19,7 +19,7 @@ from tests.samples.memory import DOCUMENTS
 from tests.summaries import HOSTILE
 
 
-def test_the_peak_is_told_with_what_is_alive_and_who_owns_it() -> None:
+def test_the_peak_is_reported_with_its_tensors_and_their_owners() -> None:
     made = samples.transformer(gpu=True)
     shown = memory_document(made)
     picture, owners, fits = shown.sections

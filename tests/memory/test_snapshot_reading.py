@@ -214,7 +214,7 @@ def changed(*path: Any, to: Any) -> Any:
         (changed("device_traces", 0, 0, "action", to=None), "has no action"),
     ],
 )
-def test_what_is_no_snapshot_gives_one_sentence(data: Any, why: str) -> None:
+def test_a_file_that_is_not_a_snapshot_gives_one_sentence(data: Any, why: str) -> None:
     with pytest.raises(TraceError) as error:
         decode(dumped(data), "b.pickle")
 
@@ -253,7 +253,7 @@ def test_a_file_has_at_most_one_row_in_twelve_bytes() -> None:
         reading.SnapshotReader("it", 131).columns([shared] * 11)
 
 
-def test_rows_that_are_shared_without_end_are_refused() -> None:
+def test_rows_that_are_shared_endlessly_are_refused() -> None:
     """A few thousand bytes that stand for a hundred million blocks."""
     blocks = [block(ADDRESS, 512)] * 10_000
     segments = [dict(segment(ADDRESS, []), blocks=blocks) for _ in range(10_000)]

@@ -60,7 +60,7 @@ def test_reserved_memory_follows_segments_and_mappings() -> None:
     assert table["total"].tolist() == [2 * MIB] * 4
 
 
-def test_devices_with_equal_addresses_are_told_apart() -> None:
+def test_devices_with_equal_addresses_are_distinguished() -> None:
     one, two = ([entry("alloc", ADDRESS, size, 0)] for size in (512, 1024))
     segments = [segment(ADDRESS, [block(ADDRESS, size)], device=i) for i, size in enumerate((512, 1024))]
     data = columns(snapshot(segments, one, two))
@@ -84,7 +84,7 @@ def test_a_block_that_waits_to_be_free_is_active_and_its_allocation_has_ended() 
     assert memory_table(data)["total"].tolist() == [2 * MIB, MIB]
 
 
-def test_a_random_life_is_told_rightly() -> None:
+def test_tables_agree_with_the_history_of_a_random_allocator() -> None:
     """An allocator is played; the tables from only its last 300 entries must agree with its history."""
     rng = random.Random(7)
     live: dict[int, tuple[int, int]] = {}  # address -> (size, begin)
@@ -149,7 +149,7 @@ def test_what_a_snapshot_without_history_cannot_tell_is_unknown() -> None:
     assert MemorySnapshot(data).meta["notes"][0].startswith("The snapshot has no history")
 
 
-def test_a_history_that_does_not_fit_the_final_state_is_said_and_not_shown_as_negative() -> None:
+def test_a_history_that_contradicts_the_final_state_is_reported_and_never_negative() -> None:
     """As where one pool's segments alone were dumped: more was allocated than there is."""
     data = columns(snapshot([], [entry("segment_alloc", ADDRESS, MIB, 0), entry("alloc", ADDRESS, MIB, 1)]))
 

@@ -41,7 +41,7 @@ def test_the_history_adds_up_by_origin() -> None:
     assert found.alive.tolist() == [[MIB, MIB, 0, 0, 0], [0, MIB, MIB, 1.5 * MIB, MIB], [0] * 5]
 
 
-def test_the_origins_with_most_memory_at_the_peak_are_told_apart_and_the_others_added() -> None:
+def test_the_largest_origins_at_the_peak_are_separate_and_the_others_added_up() -> None:
     sizes = [3 * MIB, 1 * MIB, 2 * MIB]
     trace = [
         *(entry("alloc", ADDRESS + 8 * MIB * place, size, place, from_line(place)) for place, size in enumerate(sizes)),

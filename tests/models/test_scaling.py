@@ -87,7 +87,7 @@ def test_the_curve_goes_from_half_the_smallest_size_to_twice_the_largest() -> No
 
 
 @pytest.mark.parametrize("size", [0, -1, float("nan"), float("inf"), "8", None])
-def test_a_size_that_is_no_number_above_0_is_not_predicted(size: Any) -> None:
+def test_a_size_that_is_not_a_number_above_0_is_not_predicted(size: Any) -> None:
     with pytest.raises(ValueError, match="size must be a number above 0, not "):
         study().predict(size)
 

@@ -38,7 +38,7 @@ def test_less_time_in_one_kind_has_its_sign() -> None:
     assert "per inference step" in verdict.sentence
 
 
-def test_what_cannot_be_told_apart_is_not_ranked() -> None:
+def test_results_that_do_not_differ_clearly_are_not_ranked() -> None:
     verdict = samples.alike()._document().verdict
     names = "mlp, mlp again and mlp, noisy"
     assert (verdict.state, verdict.why) == ("open", "")
@@ -59,7 +59,7 @@ def test_long_names_are_cut_and_names_are_listed() -> None:
     assert [_listed(list(names)) for names in ("a", "ab", "abc")] == ["a", "a and b", "a, b and c"]
 
 
-def test_how_the_models_were_measured_is_said() -> None:
+def test_the_report_says_how_the_models_were_measured() -> None:
     made = samples.three()
     facts = [replace(made, rounds=rounds)._document().facts for rounds in (1, 2)]
     assert facts == [
@@ -154,7 +154,7 @@ def test_layers_of_all_architectures_are_one_tree_on_one_scale() -> None:
     assert len(only(Table, option(made, "Parameters")).rows) == len(rows)
 
 
-def test_the_unknown_is_no_zero() -> None:
+def test_unknown_values_are_not_zero() -> None:
     document = samples.unknown()._document()
     costs = next(section for section in document.sections if isinstance(section, Table))
     name, time, *others = costs.rows[1]
@@ -163,7 +163,7 @@ def test_the_unknown_is_no_zero() -> None:
     assert list(document.sections[0].options) == ["Step time"]  # type: ignore[union-attr]
 
 
-def test_kinds_are_told_apart_and_none_looks_like_a_pass() -> None:
+def test_kinds_differ_and_none_looks_like_a_pass() -> None:
     marks = [*KINDS.values()]
     assert len({mark.colour for mark in marks}) == len({mark.pattern for mark in marks}) == len(marks)
     assert len({mark.glyph for mark in marks}) == len(marks)

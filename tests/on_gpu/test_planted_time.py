@@ -33,7 +33,7 @@ def test_a_layers_gpu_time_is_its_own(sleep: Sleep, where: str) -> None:
     assert p.timing.median_ms >= 0.98 * WORK_MS
 
 
-def test_the_optimizers_gpu_time_is_no_layers(sleep: Sleep) -> None:
+def test_the_optimizers_gpu_time_belongs_to_no_layer(sleep: Sleep) -> None:
     class Slow(torch.optim.SGD):
         def step(self, closure: object = None) -> None:
             sleep(WORK_MS)

@@ -73,7 +73,7 @@ def test_a_trace_without_events_is_empty(tmp_path: Path) -> None:
     assert "no events" in str(profile)
 
 
-def test_a_folder_without_a_trace_is_told_to_hold_none_and_one_of_a_trace_is_one_rank(tmp_path: Path) -> None:
+def test_a_folder_without_traces_is_refused_and_one_with_a_trace_is_one_rank(tmp_path: Path) -> None:
     with pytest.raises(RecordingError, match=r"contains neither a saved profile \(no profile\.json\) nor traces; "):
         perfnb.load(tmp_path)
     trace = training(1).write(tmp_path / "trace.json")

@@ -61,7 +61,7 @@ def test_a_long_line_is_named_by_what_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["SGD(", "SGD\0", "(" * 500 + "SGD" + ")" * 500])
-def test_a_file_that_is_no_python_is_passed_over(text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_python_is_passed_over(text: str, tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text(text)
     assert rewritten([str(path), str(tmp_path / "missing.py")], "SGD", "opt", fused=1) == ""

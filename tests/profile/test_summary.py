@@ -89,7 +89,7 @@ def until_gpu(step_ms: float | None, *, timed: bool = False, traced_ms: float | 
     return replace(summaries.small_cnn(), findings=findings, timing=timing, traced_ms=traced_ms).until_gpu_ms
 
 
-def test_the_time_until_the_gpu_is_done_is_told_if_it_is_longer_by_more_than_a_hundredth() -> None:
+def test_the_time_until_the_gpu_is_done_is_shown_if_it_is_more_than_1_percent_longer() -> None:
     assert until_gpu(10.1) is None
     assert until_gpu(10.11) == 10.11
     assert until_gpu(9.0) is until_gpu(None) is None

@@ -36,7 +36,7 @@ from perfnb.stats.step_times import StepTimes
         ({"gpu_throttle_reasons": ["heat", "power"]}, "the GPU was throttled: heat, power"),
     ],
 )
-def test_a_disturbance_is_told_above_its_limit(noise: dict[str, Any], words: str) -> None:
+def test_a_disturbance_is_reported_above_its_limit(noise: dict[str, Any], words: str) -> None:
     facts = noise_facts(noise)
     assert len(facts) == bool(words)
     assert "".join(facts).startswith(words)
@@ -81,14 +81,14 @@ def test_a_step_time_has_the_highest_quantile_that_is_known() -> None:
     assert labels(0) == []
 
 
-def test_the_warm_up_is_told_with_what_is_known_of_it() -> None:
+def test_the_warm_up_is_described_by_what_is_known() -> None:
     assert view().facts == ()
     assert view(warmup_ms=(1.0,), steady=True).facts[0].startswith("steady after 1 warm-up step")
     assert view(warmup_ms=(1.0, 2.0), steady=False).facts[0].startswith("not steady after 2 warm-up steps")
     assert view(warmup_ms=(1.0, 2.0)).facts[0].startswith("too few steps")
 
 
-def test_warm_up_and_timed_steps_are_told_apart_when_saved(tmp_path: Path) -> None:
+def test_warm_up_and_timed_steps_are_distinguished_when_saved(tmp_path: Path) -> None:
     timing = Timing((1.0, 2.0, 3.0), 4, 12, (9.0, 8.0), steady=False, wanted=5, block=2)
     again = load_timing(timing.save(tmp_path / "t"))
     assert again == timing
@@ -113,7 +113,7 @@ def test_step_times_that_are_saved_again_have_their_first_outcome(
     assert (outcome.step_ms, outcome.host) == (2.0, None)
 
 
-def test_throughput_and_outliers_are_told_where_they_are_known() -> None:
+def test_throughput_and_outliers_are_shown_if_they_are_known() -> None:
     found = {figure.label: figure.value for figure in view(batch_size=21, samples=420).figures}
     assert found["throughput"] == pytest.approx(StepTimes(tuple(map(float, range(1, 21))), 21, 420).throughput_per_s)
     steady = (1.0,) * 10 + (1.1,) * 10

@@ -102,7 +102,7 @@ def test_an_error_is_one_sentence_in_its_place(told: Told, trier: Callable[[Trie
     assert told.states[-1]["answers"] == {"compile": {"error": "It could not be tried: ValueError: no"}}
 
 
-def test_a_step_that_is_gone_is_said(told: Told) -> None:
+def test_a_step_that_is_gone_is_reported(told: Told) -> None:
     tries = Trying(KeptStep(lambda: None, {}), ["compile"], told)
     tries.press("compile", 0)
 

@@ -118,7 +118,7 @@ def test_the_bounds_of_odd_buckets(given: pd.DataFrame, steps: int, figures: dic
         (calls([MIB, 2 * MIB, NONE]), "the bucket sizes are unknown"),
     ],
 )
-def test_where_there_is_no_bound_it_is_said_why(given: pd.DataFrame, why: str) -> None:
+def test_a_missing_bound_is_explained(given: pd.DataFrame, why: str) -> None:
     found = bucket_sizes(given, 4)
 
     assert found is not None
@@ -127,7 +127,7 @@ def test_where_there_is_no_bound_it_is_said_why(given: pd.DataFrame, why: str) -
     assert bucket_sentence(found).startswith("The saving from other bucket sizes is unknown: ")
 
 
-def test_without_buckets_nothing_is_said() -> None:
+def test_without_buckets_there_is_no_note() -> None:
     assert bucket_sizes(calls([MIB]).assign(bucket=NONE), 4) is None
 
 

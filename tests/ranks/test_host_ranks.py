@@ -50,7 +50,7 @@ def test_the_sleep_of_a_rank_is_the_others_waiting_and_its_late_phase() -> None:
     assert "It is late in forward, which takes 2.00 ms longer than on the others" in str(one.evidence)
 
 
-def test_waiting_for_the_last_rank_is_told_from_the_transfer() -> None:
+def test_waiting_for_the_last_rank_is_distinguished_from_the_transfer() -> None:
     table = job((0, 2000)).collectives
 
     first = table[(table["rank"] == 0) & (table["bucket"] == 0)].iloc[0]
@@ -106,7 +106,7 @@ def test_waiting_for_a_straggler_is_in_one_bound_only() -> None:
     assert found.iloc[0]["bottleneck"] == "straggler"
 
 
-def test_waiting_that_uneven_input_explains_is_no_second_finding() -> None:
+def test_waiting_that_uneven_input_explains_is_not_a_second_finding() -> None:
     ranks = job.__wrapped__((0, 2000))
     for profile, samples in zip(ranks, (8, 16), strict=True):
         profile._recording.steps["samples"] = samples

@@ -57,7 +57,7 @@ def test_a_surer_finding_that_is_not_much_smaller_is_the_verdict() -> None:
     assert reported(rows[0], rows[2] | {"bound_ms": 10.0}).verdict.finding == 0
 
 
-def test_what_saves_next_to_nothing_is_no_verdict() -> None:
+def test_a_finding_that_saves_next_to_nothing_is_not_the_verdict() -> None:
     assert reported(finding(0, "compute", 1.9)).verdict.finding is None
     assert reported().verdict.finding is None
 

@@ -53,7 +53,7 @@ def ranks_of(one: Finding) -> list[str]:
     return [row.name for row in one.rows if row.kind == "rank"]
 
 
-def test_no_straggler_is_no_finding() -> None:
+def test_without_a_straggler_there_is_no_finding() -> None:
     assert list(straggler(facts({0: 30.0, 1: 0.0}))) == []
 
 
@@ -75,7 +75,7 @@ def test_times_of_traced_steps_are_scaled_to_the_timed_step() -> None:
     assert job.part_ms("copying_ms") == pytest.approx(6.0)
 
 
-def test_the_late_work_and_the_evidence_are_told() -> None:
+def test_the_late_work_and_the_evidence_are_reported() -> None:
     late = LateWork("backward", 8.0, "net.head", 6.0)
     sure = Lateness(1, 28.0, 26.0, 30.0, 9, 4, 10, True, False)
 

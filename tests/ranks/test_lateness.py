@@ -57,7 +57,7 @@ def test_more_ranks_need_more_evidence() -> None:
     assert not judge_lateness(1, five, 8).certain
 
 
-def test_equal_ranks_are_rarely_told_apart() -> None:
+def test_equal_ranks_are_rarely_found_to_differ() -> None:
     chance = np.random.default_rng(20261123)
     verdicts = 0
     for _ in range(400):

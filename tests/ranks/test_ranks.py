@@ -46,7 +46,7 @@ def test_without_collectives_nothing_is_claimed(tmp_path: Path) -> None:
     assert "No collective could be matched" in " ".join(str(ranks).split())
 
 
-def test_what_is_no_list_of_ranks_is_one_error(tmp_path: Path) -> None:
+def test_a_value_that_is_not_a_list_of_ranks_is_refused(tmp_path: Path) -> None:
     paths = written(tmp_path, [Written().step(0, 0, 10).op("aten::mm", 1, 2)] * 2)
     ranks = perfnb.load(paths)
     saved = [profile.save(tmp_path / f"saved-{rank}") for rank, profile in enumerate(ranks)]
@@ -98,7 +98,7 @@ def test_they_are_saved_and_come_back(tmp_path: Path) -> None:
         ranks.save(tmp_path)
 
 
-def test_ranks_of_groups_that_share_nothing_are_told_within_their_group(tmp_path: Path) -> None:
+def test_ranks_of_separate_groups_are_compared_within_their_group(tmp_path: Path) -> None:
     lates, clocks = (0, 0, 0, 200), (0, 70, 5_000_000, 5_000_123.5)
     paths = written(
         tmp_path,
@@ -119,7 +119,7 @@ def test_ranks_of_groups_that_share_nothing_are_told_within_their_group(tmp_path
     assert "matched between these groups: ranks 0, 1; ranks 2, 3." in str(ranks)
 
 
-def test_clocks_are_told_through_other_ranks(tmp_path: Path) -> None:
+def test_clocks_are_aligned_through_other_ranks(tmp_path: Path) -> None:
     """Ranks 0 and 2 share nothing, but both share with rank 1."""
     traces = []
     for clock, groups in ((0, (0,)), (-500, (0, 1)), (40_000, (1,))):

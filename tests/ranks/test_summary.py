@@ -94,7 +94,7 @@ def test_samples_are_the_mean_of_the_steps_that_have_them() -> None:
     assert _samples([one, other, none]) == {1: 12.0, 2: 4.0}
 
 
-def test_the_only_step_of_a_trace_without_marks_is_told() -> None:
+def test_the_only_step_of_a_trace_without_marks_is_mentioned() -> None:
     def of(marked: bool) -> Recording:
         made = recording(trace={"steps_marked": marked})
         made.steps["step"] = 5

@@ -322,7 +322,7 @@ def test_a_pipe_or_a_device_in_a_saved_folder_is_refused(saved: Path, name: str)
 
 @pytest.mark.parametrize("as_list", [False, True])
 @pytest.mark.parametrize("device", ["pipe", "/dev/zero"])
-def test_a_pipe_or_a_device_is_no_trace(tmp_path: Path, as_list: bool, device: str) -> None:
+def test_a_pipe_or_a_device_is_not_a_trace(tmp_path: Path, as_list: bool, device: str) -> None:
     path = tmp_path / "trace.json"
     if device == "pipe":
         os.mkfifo(path)

@@ -81,7 +81,7 @@ def test_a_frame_without_rows_has_its_types(name: str) -> None:
         assert frame[column].dtype == kind.dtype
 
 
-def test_a_table_of_the_schema_needs_all_its_columns_or_those_that_are_told() -> None:
+def test_a_table_of_the_schema_needs_all_columns_or_those_given() -> None:
     whole, part = frame_of_schema("marks"), frame_of_schema("marks", {"name": SavedColumn(TEXT)})
 
     assert whole.keys() == part.keys()

@@ -168,7 +168,7 @@ def test_layers_have_the_names_that_lightning_gives_them_and_a_loss_is_none(tmp_
     assert (spans["start_ns"] // 1000).tolist() == [begin for _, begin, _ in calls]
 
 
-def test_layers_of_one_path_are_told_apart() -> None:
+def test_layers_of_one_path_are_distinguished() -> None:
     assert _names(["Net", "A", "A", "Net", "A"], [-1, 0, 0, -1, 3], False) == [
         *("Net", "Net.A", "Net.A (2)", "Net (2)", "Net (2).A")
     ]

@@ -203,7 +203,7 @@ def test_a_newer_form_asks_for_a_newer_perfnb(saved: Path) -> None:
         perfnb.load(saved)
 
 
-def test_where_there_is_no_profile_the_error_says_so(tmp_path: Path) -> None:
+def test_a_path_without_a_profile_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RecordingError, match=r"contains neither a saved profile \(no profile\.json\) nor traces"):
         perfnb.load(tmp_path)
     with pytest.raises(RecordingError, match=r"missing does not exist\.$"):

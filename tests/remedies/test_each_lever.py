@@ -485,7 +485,7 @@ def test_compiling_on_a_cpu_needs_a_compiler(found: str, why: str, monkeypatch: 
     ("name", "mode"),
     [("compile", None), ("compile_reduce_overhead", "reduce-overhead"), ("compile_max_autotune", "max-autotune")],
 )
-def test_models_are_compiled_in_the_levers_mode_and_cuda_graphs_are_told_of_each_step(
+def test_models_are_compiled_in_the_levers_mode_and_cuda_graphs_know_each_step(
     name: str, mode: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, marks = list[Any](), list[None]()

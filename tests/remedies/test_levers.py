@@ -160,7 +160,7 @@ def fed_step(dataset: Any, **options: Any) -> tuple[Subject, DataLoader[Any]]:
     return find_subject(step, loader, namespace_of(step)), loader
 
 
-def test_a_loader_is_tried_in_blocks_and_its_failure_is_told() -> None:
+def test_a_loader_is_tried_in_blocks_and_its_failure_is_reported() -> None:
     subject, loader = fed_step(TensorDataset(torch.randn(400, 16)))
     table = perfnb.try_levers(subject.step, loader, levers=["loader_workers", "gc_freeze"], budget_s=60).table
     assert table.loc["loader_workers", "values"] == "exact"

@@ -95,7 +95,7 @@ def test_the_budget_holds(step_s: float, clock: FakeClock, monkeypatch: pytest.M
     assert found.table["ratio"].notna().sum() >= (3 if step_s < 1 else 1)
 
 
-def test_levers_that_could_not_be_timed_are_told_which_budget_would_do(
+def test_levers_that_could_not_be_timed_have_a_sufficient_budget(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wait = Waiting(clock, 0.1)
@@ -797,7 +797,7 @@ def test_what_preparing_and_checking_a_lever_takes_and_shows(
 @pytest.mark.parametrize(
     ("need_s", "too_slow_s", "enough"), [(100, 0.0, None), (101, 0.0, 101), (50, 2.0, 120), (130, 2.0, 130)]
 )
-def test_levers_without_time_are_told_what_would_be_enough(
+def test_levers_without_time_have_a_sufficient_budget(
     need_s: int, too_slow_s: float, enough: int | None, trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = trial(left_s=100.0)

@@ -81,7 +81,7 @@ def plain(training: Training, steps: int) -> list[Tensor]:
 
 
 @pytest.mark.slow
-def test_a_lever_that_helps_is_told_from_one_that_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lever_that_helps_is_distinguished_from_one_that_does_not(capsys: pytest.CaptureFixture[str]) -> None:
     training = Training()
     trial = started(training, "fused_optimizer", "gc_freeze")
     steps = loop(trial, training, slow_unless_fused)

@@ -44,7 +44,7 @@ NOT_YET = "{} on this machine, but do not keep it yet"
         ("not timed", {"ratio": None, "memory": "less"}, {"goal": "time"}, "not timed", "not timed"),
     ],
 )  # fmt: skip
-def test_what_is_said_of_a_lever_and_whether_it_is_kept(
+def test_words_of_a_lever_and_whether_it_is_kept(
     verdict: str, changes: dict[str, Any], figures: dict[str, Any], said: str, saves: str
 ) -> None:
     given = {"ratio": 0.86, "ratio_ci": (0.83, 0.89), "saves_ms": 1.4, "values": Values("exact", 0.0), "code": CODE}

@@ -249,7 +249,7 @@ def test_a_compilation_is_counted_only_if_torch_has_compiled(monkeypatch: pytest
         ((0, 0), (2, 0), ["recompiled 2 times since"]),
     ],
 )
-def test_what_is_told_of_a_compilation(first: tuple[int, int], later: tuple[int, int], notes: list[str]) -> None:
+def test_notes_of_a_compilation(first: tuple[int, int], later: tuple[int, int], notes: list[str]) -> None:
     one = PreparedLever(by_name()["compile"], nullcontext)
     one.at_first, one.until_now = Compiled(*first), Compiled(*later)
     assert one.notes == notes

@@ -77,7 +77,7 @@ def said(trials: list[LeverTrial], confirmed: LeverTrial | None = None, **figure
     return verdict.state, verdict.sentence
 
 
-def test_a_lever_that_is_kept_for_memory_is_told_with_what_it_saves() -> None:
+def test_a_lever_that_is_kept_for_memory_is_reported_with_what_it_saves() -> None:
     kept = LeverTrial("checkpointing", "slower", 1.25, (1.2, 1.3), -2.5, peak_bytes=2**20)
     answer = "Keep checkpointing: peak memory 0.500 × (2.00 MiB → 1.00 MiB, 50 % less), time "
     assert said([kept], kept, goal="memory", own_peak=2**21) == ("good", f"{answer}1.25 × [1.20, 1.30]")
@@ -86,7 +86,7 @@ def test_a_lever_that_is_kept_for_memory_is_told_with_what_it_saves() -> None:
 
 
 @pytest.mark.parametrize(("goal", "helps"), [("time", "makes the step faster"), ("memory", "takes less memory")])
-def test_what_is_said_of_levers_that_were_not_confirmed(goal: str, helps: str) -> None:
+def test_words_of_levers_that_were_not_confirmed(goal: str, helps: str) -> None:
     two = [replace(TRIALS[2], lever=name, unconfirmed=True) for name in "ab"]
     assert said([*two, TRIALS[0]], goal=goal) == (
         "open",
@@ -101,7 +101,7 @@ def test_what_is_said_of_levers_that_were_not_confirmed(goal: str, helps: str) -
     assert said(TRIALS[2:3], goal="memory")[0] == "none"
 
 
-def test_what_is_said_if_nothing_was_tried_or_timed() -> None:
+def test_words_if_nothing_was_tried_or_timed() -> None:
     untried = [LeverTrial(name, "not tried", why_not=f"no {name}") for name in "ab"]
     assert said(untried) == ("none", "Nothing was tried")
     assert said([*untried[:1], LeverTrial("c", "not tried", why_not="no a")]) == ("none", "Nothing was tried: no a")

@@ -167,7 +167,7 @@ def test_hardware_counters_are_means_over_the_timed_steps_of_the_busiest_gpu() -
     assert roofline_document(shown).facts == (f"the GPU's hardware counters over the timed steps: {said}",)
 
 
-def test_without_counters_nothing_is_said_of_them() -> None:
+def test_without_counters_there_is_no_note() -> None:
     assert counters_read(watched(gpu0={"busy_percent": [50.0] * 4})) == {}
     unwatched = watched(gpu0={})
     unwatched.watch = None

@@ -68,7 +68,7 @@ def test_layers_lie_under_the_roof_and_what_has_no_formula_is_listed(tmp_path: P
         ({"utilisation": None}, False, None),
     ],
 )
-def test_utilisation_is_that_of_a_step_of_which_all_arithmetic_was_seen(
+def test_utilisation_is_known_if_all_arithmetic_of_the_step_was_seen(
     changes: dict[str, Any], compiled: bool, share: float | None
 ) -> None:
     hand = ByHand()
@@ -88,7 +88,7 @@ def test_the_headline_has_the_utilisation_if_it_is_known(share: float | None) ->
 
 
 @pytest.mark.slow
-def test_recomputation_is_no_use_of_the_machine() -> None:
+def test_recomputation_does_not_count_as_utilization() -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256))
     x = torch.randn(64, 256, requires_grad=True)
 

@@ -155,7 +155,7 @@ def test_values_without_a_unit_stay_as_they_were_written(tmp_path: Path) -> None
     assert "The file does not specify the unit of its values. Times are n/a, and only shares are known." in notes
 
 
-def test_samples_without_a_stack_are_left_out_and_told(tmp_path: Path) -> None:
+def test_samples_without_a_stack_are_omitted_and_reported(tmp_path: Path) -> None:
     one = {"type": "sampled", "unit": "seconds", "samples": [[0, 1], [], [0], []], "weights": [0.25, 3, 0.5, 1]}
     for threads, total in (([one | {"name": "a"}], 750.0), ([one | {"name": "a"}, one | {"name": "b"}], 1500.0)):
         profile = perfnb.load(written(tmp_path, json.dumps(SPEEDSCOPE | {"profiles": threads})))
@@ -331,7 +331,7 @@ def test_hostile_marshal_is_refused(tmp_path: Path, name: str) -> None:
         perfnb.load(written(tmp_path, data))
 
 
-def test_the_byte_of_a_damage_is_told(tmp_path: Path) -> None:
+def test_the_byte_of_a_damage_is_reported(tmp_path: Path) -> None:
     data = statistics()[:-1] + b"N0"
     with pytest.raises(TraceError, match=rf"a key is not a function \(byte {len(data) - 1:,}\)"):
         perfnb.load(written(tmp_path, data))
@@ -522,5 +522,5 @@ def test_every_sample_of_perf_script_is_read(path: Path) -> None:
 
 
 @pytest.mark.parametrize("head", [b"{", b"\xfb"])
-def test_a_single_byte_is_no_statistics_of_cprofile(head: bytes) -> None:
+def test_a_single_byte_is_not_a_cprofile_file(head: bytes) -> None:
     assert not recognised(head)

@@ -146,7 +146,7 @@ def test_of_a_thousand_shuffled_histories_at_most_fifty_have_a_change(count: int
 
 @pytest.mark.simulation
 @pytest.mark.parametrize("rho", [0.3, 0.6, 0.9])
-def test_a_machine_that_is_slow_for_a_while_is_no_change(rho: float) -> None:
+def test_a_machine_that_is_slow_for_a_while_is_not_a_change(rho: float) -> None:
     alarms = sum(bool(change_points(autoregressive(400, rho, seed))) for seed in range(500))
     assert alarms <= 50
 

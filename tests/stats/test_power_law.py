@@ -158,7 +158,7 @@ def test_the_p_value_of_a_break_is_that_of_the_f_test_or_its_average(freedom: in
     assert _p_of_two(gained, np.array([2.0, 1.0]), freedom, False) == pytest.approx(0.0)
 
 
-def test_a_deviation_that_does_not_matter_is_no_break() -> None:
+def test_a_small_deviation_is_not_a_break() -> None:
     sizes = np.array(NINE, float)
 
     # 3 % compared with a noise of a hundredth of a percent: certain, but useless.
@@ -307,7 +307,9 @@ def test_two_sizes_give_an_exponent_and_no_interval() -> None:
         ([], [], None),
     ],
 )
-def test_what_is_no_law_is_refused(sizes: list[float], costs: list[float], noise: list[float] | None) -> None:
+def test_values_that_are_not_a_law_are_refused(
+    sizes: list[float], costs: list[float], noise: list[float] | None
+) -> None:
     with pytest.raises(ValueError, match=r"[Ss]ize"):
         fit_power_law(sizes, costs, noise)
 

@@ -85,7 +85,7 @@ def test_timing_tells_median_interval_and_throughput() -> None:
         ([], " ms"),
     ],
 )
-def test_times_are_said_in_the_unit_of_their_size(times, words):
+def test_times_are_given_in_the_unit_of_their_size(times, words):
     assert durations(times) == words
 
 

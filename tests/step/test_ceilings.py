@@ -106,7 +106,7 @@ class Beside:
         pass
 
 
-def test_beside_other_programs_it_is_measured_again_after_a_while(
+def test_it_is_measured_again_after_a_while_if_other_programs_ran(
     rates: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ceilings, "_Others", Beside)
@@ -331,7 +331,9 @@ def a_folder_instead_of_the_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [unwritable, a_folder_instead_of_the_file])
-def test_what_cannot_be_written_is_no_error(spoil: Callable[[Path], None], folder: Path, rates: list[float]) -> None:
+def test_a_folder_that_cannot_be_written_is_not_an_error(
+    spoil: Callable[[Path], None], folder: Path, rates: list[float]
+) -> None:
     spoil(folder)
 
     assert measure_ceilings(["float32"])["flops_per_s"] == {"float32": 1e9}

@@ -156,12 +156,12 @@ def test_only_what_must_fail_is_refused(step: Any, feeding: tuple[bool, ...]) ->
 
 
 @pytest.mark.parametrize("batches", [None, [(X, Y)]])
-def test_a_step_of_two_arguments_is_told_to_unpack_its_batch(batches: Any) -> None:
+def test_a_step_with_two_arguments_is_asked_to_unpack_its_batch(batches: Any) -> None:
     with pytest.raises(TypeError, match=r"^step takes 2 arguments, but a step is called with at most one, .*: unpack"):
         perfnb.time_step(two, batches)
 
 
-def test_what_is_no_step_is_named_with_what_to_write_instead() -> None:
+def test_an_object_that_is_not_a_step_is_refused_with_what_to_write_instead() -> None:
     loader = DataLoader([1])
     write = r"^candidate must be .*, not DataLoader: write ab_test\(baseline, candidate, loader\)\.$"
     with pytest.raises(TypeError, match=write):
@@ -205,7 +205,7 @@ def test_a_scaling_study_wants_functions() -> None:
         ("mse", X, "loss must be a function such as"),
     ],
 )
-def test_a_loss_is_told_what_it_is_called_with(loss: Any, batch: Any, message: str | None) -> None:
+def test_a_loss_with_other_arguments_is_refused_with_what_it_gets(loss: Any, batch: Any, message: str | None) -> None:
     if message is None:
         require_loss(loss, batch)
         return

@@ -239,7 +239,9 @@ def test_a_gpu_in_use_is_asked_why_it_is_slow(known: bool, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("tracer", "profiler", "noted"), [(None, None, False), (1, None, True), (None, 1, True)])
-def test_a_debugger_or_tracer_is_told(tracer: Any, profiler: Any, noted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_debugger_or_tracer_is_reported(
+    tracer: Any, profiler: Any, noted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(environment.sys, "gettrace", lambda: tracer)
     monkeypatch.setattr(environment.sys, "getprofile", lambda: profiler)
     assert environment.describe_environment()["debugger_or_tracer"] == noted

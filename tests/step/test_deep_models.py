@@ -91,7 +91,7 @@ def forever(n: int = 0) -> int:
     return forever(n + 1)
 
 
-def test_a_step_without_end_is_the_users_own_recursion_error() -> None:
+def test_endless_recursion_in_a_step_is_the_users_own_error() -> None:
     with pytest.raises(RecursionError) as caught:
         perfnb.profile_step(lambda: forever(), **SHORT)
 

@@ -242,7 +242,7 @@ def test_asking_starts_no_device(device: FakeDevice) -> None:
     assert not device.initialized
 
 
-def test_what_cannot_be_recorded_there_is_said(device: FakeDevice) -> None:
+def test_work_on_a_device_that_cannot_be_recorded_is_reported(device: FakeDevice) -> None:
     def step() -> None:
         device.launch(WORK_MS)
         torch.ones(8).sum()

@@ -240,7 +240,7 @@ def test_a_profile_ends_where_an_interrupt_was_dropped_and_a_second_one_ends_it_
         perfnb.profile_step(twice)
 
 
-def test_what_else_python_drops_is_told_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_unraisable_exceptions_are_reported_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[type[BaseException]] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda args: told.append(args.exc_type))
 

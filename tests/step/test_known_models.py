@@ -43,7 +43,7 @@ def parts(step: Any, **options: Any) -> dict[str, Any]:
     return found
 
 
-def test_a_name_given_with_a_model_is_no_variable() -> None:
+def test_a_name_given_with_a_model_is_not_a_variable() -> None:
     assert parts(lambda: net(IDS), model={"mine": net})["models"] == []
     assert parts(lambda: net(IDS), model={"net": net})["models"] == [{"name": "net", "called": True}]
 

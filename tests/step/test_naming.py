@@ -263,7 +263,7 @@ def test_the_namespace_ignores_empty_closures_and_objects_that_are_no_functions(
 
 
 @pytest.mark.parametrize("model", [3, "net", [nn.ReLU(), None], {"a": 1}, nn.ReLU])
-def test_what_is_no_model_is_refused_in_one_sentence(model: Any) -> None:
+def test_an_object_that_is_not_a_model_is_refused_in_one_sentence(model: Any) -> None:
     with pytest.raises(
         TypeError, match=r"model must be a torch module, a list of modules or a dict of names to modules, not \w+\.$"
     ):

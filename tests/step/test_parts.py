@@ -54,7 +54,7 @@ def test_optimizer_and_loader_are_known_by_the_names_that_the_user_gave() -> Non
     assert loader_facts | known == loader_facts
 
 
-def test_an_optimizer_is_told_the_arguments_that_it_takes() -> None:
+def test_an_optimizer_is_only_offered_the_arguments_that_it_takes() -> None:
     net = nn.Linear(4, 3)
 
     class Own(torch.optim.SGD):
@@ -102,7 +102,7 @@ def test_batches_in_a_global_variable_have_its_name() -> None:
     assert parts_of(step, train_batches)["loader"] == {"name": "train_batches", "class": "list"}
 
 
-def test_modules_are_told_that_the_step_sees() -> None:
+def test_modules_that_the_step_sees_are_listed() -> None:
     import os
 
     assert named_parts({"torch": torch, "os": os, "gc": 3}, None, [])["imports"] == ["torch", "os"]

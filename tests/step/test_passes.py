@@ -395,7 +395,7 @@ def test_layers_are_named_after_calls_before_the_counted_step_and_hidden_ones_in
     assert [id(module) for module in found.hidden] == [id(hidden)]
 
 
-def test_a_first_step_that_looks_like_a_loop_is_told_with_its_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_step_that_looks_like_a_loop_is_reported_with_its_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plan, "why_longer", lambda *_: "it takes long")
     session = Session(Plan(), None)
     session._first_step_ended(None, 1.0)

@@ -230,7 +230,7 @@ def test_a_loss_is_a_class_of_torchs_or_a_scalar_without_parameters() -> None:
     assert not computes_loss(nn.Tanh(), 1.0)
 
 
-def test_modules_that_copy_themselves_are_told() -> None:
+def test_modules_that_copy_themselves_are_recognised() -> None:
     class Copies(nn.Linear):
         def __deepcopy__(self, memo: Any) -> Any: ...
 

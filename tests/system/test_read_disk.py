@@ -169,7 +169,7 @@ def test_the_temporary_file_is_gone_after_a_failure(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_lies_in_the_cache_is_told_apart(tmp_path: Path) -> None:
+def test_cached_data_is_reported_separately(tmp_path: Path) -> None:
     if not hasattr(os, "RWF_NOWAIT") or not hasattr(os, "posix_fadvise"):
         pytest.skip("the system does not tell what lies in its cache")
     path = tmp_path / "data"
@@ -203,7 +203,7 @@ def test_nothing_there(tmp_path: Path) -> None:
         read_test(str(tmp_path / "missing"))
 
 
-def test_a_system_that_reads_otherwise_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_the_needed_call_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "pread")  # as on Windows
     with pytest.raises(Unreadable, match="cannot test reads"):
         read_test(str(tmp_path))

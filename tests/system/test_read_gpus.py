@@ -82,7 +82,7 @@ def test_each_gpu_is_read_and_nvml_is_shut_down(answers: dict[str, Any]) -> None
     assert read.read_gpus(None)["driver"] == "550.54.15"
 
 
-def test_what_cannot_be_read_of_a_gpu_is_told_and_the_rest_is_read(answers: dict[str, Any]) -> None:
+def test_readings_that_a_gpu_lacks_are_reported_and_the_others_read(answers: dict[str, Any]) -> None:
     broken, absent = pynvml.NVMLError(3), Unread("the driver reports no value")
     answers |= {"nvmlSystemGetDriverVersion": broken, "nvmlSystemGetCudaDriverVersion_v2": broken}
     answers |= {"nvmlDeviceGetEccMode": broken, "nvmlDeviceGetTotalEccErrors": NONE_64, "pcie_width": NONE_32}
@@ -105,7 +105,7 @@ def test_what_cannot_be_read_of_a_gpu_is_told_and_the_rest_is_read(answers: dict
         ({}, "", "no GPU is visible: CUDA_VISIBLE_DEVICES hides all 2", 1),
     ],
 )
-def test_without_a_gpu_to_read_the_reason_is_told(
+def test_without_a_readable_gpu_the_reason_is_given(
     answers: dict[str, Any], changed: dict[str, Any], visible: str | None, why: str, shut: int
 ) -> None:
     answers |= changed

@@ -196,7 +196,7 @@ def test_frequency_falls_back_on_other_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
-def test_elsewhere_what_exists_is_read_and_the_rest_is_said(
+def test_elsewhere_available_readings_are_read_and_the_rest_is_reported(
     tmp_path: Path, platform: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
@@ -247,7 +247,7 @@ def test_garbage_in_a_file_spoils_only_what_it_tells(
         assert isinstance(told[fact], (int, float, Unread))
 
 
-def test_a_file_that_is_no_file_does_not_hold_it_up(tmp_path: Path) -> None:
+def test_a_pipe_or_a_folder_in_place_of_a_file_is_unreadable(tmp_path: Path) -> None:
     root = machine(tmp_path)
     (root / "proc/cpuinfo").unlink()
     os.mkfifo(root / "proc/cpuinfo")
@@ -271,7 +271,7 @@ def test_lists_of_numbers(text: str, numbers: set[int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["a", "1-b", "-3", "1-65538", "1" * 11, "1-1234567890"])
-def test_what_is_no_list_of_numbers(text: str) -> None:
+def test_text_that_is_not_a_list_of_numbers_is_unreadable(text: str) -> None:
     with pytest.raises(Unreadable, match=r"list of numbers|too many numbers"):
         numbers_of(text)
 

@@ -151,7 +151,7 @@ def test_a_resolution_with_one_unknown_time_is_unknown(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("switches", "says"), [(3, "3 times in 120 steps."), (1, "1 time in 120 steps."), (0, "")])
-def test_a_step_that_was_preempted_is_told(switches: int, says: str) -> None:
+def test_a_preempted_step_is_reported(switches: int, says: str) -> None:
     found = Resolution(**{**vars(resolution(1.0, 0.001)), "noise": {"involuntary_switches": switches}})
     notes = found._document().notes
     assert [note for note in notes if "preempted" in note] == [f"The system preempted the process {says}"] * bool(says)
@@ -172,7 +172,7 @@ def test_the_resolution_is_measured_if_asked_for(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("asked", [1, "yes", None])
-def test_a_resolution_that_is_no_step_is_refused(tmp_path: Path, asked: Any) -> None:
+def test_a_resolution_that_is_not_a_step_is_refused(tmp_path: Path, asked: Any) -> None:
     with pytest.raises(TypeError, match=f"^resolution must be True, False or a step, not {asked!r}"):
         perfnb.system_check(tmp_path, resolution=asked)
 

@@ -203,7 +203,7 @@ def test_a_group_without_memory_accounts_belongs_to_the_one_above(tree: Tree) ->
     "text",
     ["max", "max 100000", "", "\n", "-1", "0 100000", "100000 0", "-1 100000", "a b", "1 2 3", "100000", "1e5 1e5"],
 )
-def test_what_is_no_limit_is_none(tree: Tree, text: str) -> None:
+def test_invalid_limits_count_as_none(tree: Tree, text: str) -> None:
     v2(tree)
     tree.put("a/b", cpu__max=text, memory__max="x" + text)
     assert tree.limits() == (None, None)

@@ -119,7 +119,7 @@ def test_the_words_of_a_note(gpus: Gpus) -> None:
     ]
 
 
-def test_an_older_function_is_no_way_round_an_error(gpus: Gpus) -> None:
+def test_an_older_function_does_not_replace_one_that_fails(gpus: Gpus) -> None:
     function = "nvmlDeviceGetCurrentClocksEventReasons"
     gpus.set_up({f"0.{function}": 999, f"1.{function}": 13})
     gpus.open()
@@ -216,7 +216,7 @@ def test_no_library(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert process.end() == 0
 
 
-def test_a_name_that_is_no_text(gpus: Gpus) -> None:
+def test_a_name_that_is_not_text(gpus: Gpus) -> None:
     gpus.set_up({"0.name": b"NVIDIA \xff\xfe <b>", "0.nvmlDeviceGetPowerUsage": 3, "1.uuid": b"GPU-\xe9"})
     gpus.open()
     assert gpus.devices() == [FIRST, "GPU-\ufffd"]

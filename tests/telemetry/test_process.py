@@ -154,7 +154,7 @@ def test_what_a_worker_writes_to_a_disk_is_seen(start: Start, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("waited_for", [False, True])
-def test_the_end_of_the_process_itself_is_said(start: Start, waited_for: bool) -> None:
+def test_the_end_of_the_process_itself_is_reported(start: Start, waited_for: bool) -> None:
     process = start("")
     source = ProcessSource(process.pid, os.getpid())
     assert source.facts("process") == {"pid": process.pid, "name": psutil.Process(process.pid).name()}

@@ -345,7 +345,7 @@ def test_a_sampler_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("interval", [True, "1", None, 0.0, -1.0, 0.0199, 3600.1, float("nan")])
-def test_an_interval_that_is_no_number_or_out_of_bounds_is_refused(interval: Any) -> None:
+def test_an_interval_that_is_not_a_number_or_out_of_bounds_is_refused(interval: Any) -> None:
     error, must = (ValueError, "between 0.02 and 3600") if isinstance(interval, float) else (TypeError, "a number of")
     with pytest.raises(error, match=f"interval_s must be {must} seconds"):
         Watcher(interval)
@@ -617,7 +617,7 @@ def test_a_sampler_that_cannot_be_started_is_an_error(monkeypatch: pytest.Monkey
         Watcher(0.5)
 
 
-def test_the_sampler_is_told_what_to_watch_and_starts_without_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sampler_gets_its_targets_and_starts_without_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     told: list[Any] = []
 

@@ -324,7 +324,7 @@ DAMAGED: dict[str, Any] = {
 }
 
 
-def test_what_is_said_of_layers_is_read_only_if_it_is_right() -> None:
+def test_the_layers_in_a_file_are_read_only_if_they_are_valid() -> None:
     made = by_hand().recording()
     written = json.loads(json.dumps(layers_written(made)))
     read = layers_read(written)

@@ -56,7 +56,7 @@ def training() -> ByHand:
     return made.event("Optimizer.step#SGD.step", 1700, 1900, "user_annotation")
 
 
-def test_phases_lie_beside_each_other_and_fill_the_step() -> None:
+def test_phases_adjoin_and_fill_the_step() -> None:
     line = timeline(training())
 
     (track,) = line.of("phases")
@@ -114,7 +114,7 @@ def test_tracks_follow_each_other_and_the_layers_say_what_their_bars_are() -> No
     assert line.zero_ns == 1000 * US
 
 
-def test_a_layer_that_is_run_again_is_told_apart() -> None:
+def test_a_layer_that_runs_again_is_marked_as_recomputed() -> None:
     made = ByHand().step(0, 1000)
     net = made.layer("net")
     inner = made.layer("net.inner", net)
@@ -210,7 +210,7 @@ def test_python_calls_are_tracks_of_their_own_at_the_end_and_ops_nest_without_th
     assert not step.timeline.of("python")
 
 
-def test_an_empty_event_is_kept_and_a_deep_one_is_no_deeper_than_255() -> None:
+def test_an_empty_event_is_kept_and_the_depth_is_at_most_255() -> None:
     made = ByHand().step(0, 1000).op("aten::tick", 5, 5)
     for depth in range(300):
         made.op("aten::deep", 100 + depth, 900 - depth)
@@ -418,7 +418,7 @@ def test_the_step_of_median_length_is_of_two_the_longer(lengths: tuple[int, ...]
     assert (step.name, step.duration_ns) == (f"step {chosen}", lengths[chosen] * US)
 
 
-def test_a_track_without_a_layer_has_none_beside_one_that_has() -> None:
+def test_a_track_without_a_layer_has_none_even_if_others_do() -> None:
     made = training().op("aten::elsewhere", 1100, 1200, thread=9)
 
     step = step_timeline(timeline(made))

@@ -98,7 +98,7 @@ def test_an_event_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
             read(written(tmp_path, text.encode()), LIMITS)
 
 
-def test_what_cannot_be_is_told_and_takes_no_time(tmp_path: Path) -> None:
+def test_impossible_events_are_reported_and_take_no_time(tmp_path: Path) -> None:
     trace = trace_of(
         tmp_path,
         [

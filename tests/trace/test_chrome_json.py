@@ -110,7 +110,7 @@ def test_a_trace_needs_far_less_memory_than_its_text(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("opening", [b'{"traceEvents": [', b"["])
-def test_a_fault_is_told_with_its_byte_in_the_file(opening: bytes) -> None:
+def test_a_fault_is_reported_with_its_byte_in_the_file(opening: bytes) -> None:
     event = json.dumps(EVENT).encode() + b",\n"
     for odd in (b'{"ph": "X", "name": 3}', b'{"ph": "X", "name" 3}', b'{"ph": "X", "ts": NaN}', b"1"):
         for after in (50, 0):

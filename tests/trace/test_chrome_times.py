@@ -54,7 +54,7 @@ def test_a_float_below_2_to_the_43_microseconds_needs_no_second_look(times: list
     assert quick is None if max(times) == 2**43 * 1000 else quick.tolist() == times
 
 
-def test_durations_are_as_exact_and_may_stand_beside_other_kinds_of_numbers() -> None:
+def test_durations_are_exact_next_to_other_kinds_of_numbers() -> None:
     long = 1_712_867_402_348_256_789
     trace = trace_of(("1", micro(long)), (micro(5), '"2.5"'), ("1e3", "0.0004"), ("-1.5e-1", "0.0006"))
 
@@ -101,7 +101,7 @@ def test_the_callers_own_decimal_context_is_neither_used_nor_changed() -> None:
         ([], 1000),
     ],
 )
-def test_the_resolution_of_a_files_times_is_told(texts: list[str], unit: int) -> None:
+def test_the_resolution_of_a_files_times_is_known(texts: list[str], unit: int) -> None:
     assert trace_of(*((text, "1") for text in texts)).unit_ns == unit
 
 

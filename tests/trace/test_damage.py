@@ -64,7 +64,7 @@ def test_the_same_caps_hold_for_every_format(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("begin", [b'{"rocprofiler-sdk-tool":[],"x":', b'[{"ph":"X","args":{"a":', b'{"a":', b""])
-def test_values_in_values_without_end_are_one_sentence(tmp_path: Path, begin: bytes) -> None:
+def test_endlessly_nested_values_give_one_sentence(tmp_path: Path, begin: bytes) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(begin + b"[" * 10**6)
     with pytest.raises(TraceError, match=r"nested more than 200|is damaged or cut off after byte 1;"):

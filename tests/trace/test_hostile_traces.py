@@ -70,7 +70,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_what_is_no_trace_is_one_error_that_names_the_file(tmp_path: Path, broken: str) -> None:
+def test_a_file_that_is_not_a_trace_is_refused_by_name(tmp_path: Path, broken: str) -> None:
     path = tmp_path / "run.json"
     for data in (BROKEN[broken], gzip.compress(BROKEN[broken])):
         path.write_bytes(data)
@@ -87,7 +87,7 @@ def test_what_is_no_trace_is_one_error_that_names_the_file(tmp_path: Path, broke
 
 @pytest.mark.parametrize("code", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
 @pytest.mark.parametrize("text", [WHOLE.decode(), "[ ]", "[]"])
-def test_text_of_wider_characters_is_told_as_such(tmp_path: Path, code: str, text: str) -> None:
+def test_text_in_utf_16_or_utf_32_is_recognised(tmp_path: Path, code: str, text: str) -> None:
     with pytest.raises(TraceError, match=r"its text is UTF-16 or UTF-32; save it as UTF-8\.$"):
         decode(text.encode(code))
     path = tmp_path / "trace.json"
@@ -96,7 +96,7 @@ def test_text_of_wider_characters_is_told_as_such(tmp_path: Path, code: str, tex
         perfnb.load(path)
 
 
-def test_what_else_a_file_may_be_is_told_by_its_begin() -> None:
+def test_binary_files_are_recognised_by_their_first_bytes() -> None:
     with pytest.raises(TraceError, match=r"it is binary, not text; pass another file\.$"):
         decode(b"\x80\x04\0x")
     with pytest.raises(TraceError, match=r"null bytes"):

@@ -192,7 +192,7 @@ def test_what_a_synchronisation_waits_for_is_a_column_and_an_unsigned_minus_one_
         ("rank", None, None),
     ],
 )
-def test_the_rank_is_told_where_the_trace_says_it(job: Any, rank: int | None, size: int | None) -> None:
+def test_the_rank_is_known_if_the_trace_contains_it(job: Any, rank: int | None, size: int | None) -> None:
     trace = columns_of({}, distributedInfo=job)
 
     assert (trace.rank, trace.world_size) == (rank, size)
@@ -233,7 +233,7 @@ def test_too_little_memory_is_the_one_error(collecting: bool, monkeypatch: pytes
         gc.enable()
 
 
-def test_devices_are_told() -> None:
+def test_devices_are_read() -> None:
     device = {"id": 0, "name": "", "totalGlobalMem": 2**70}
     assert columns_of({}, deviceProperties=[{"id": 0, "name": "H100"}]).devices == [{"id": 0, "name": "H100"}]
     assert columns_of({}, computeProperties=[device]).devices == [{**device, "totalGlobalMem": float(2**70)}]
@@ -247,7 +247,7 @@ def test_the_base_of_times_is_a_whole_number(base: Any) -> None:
 
 
 @pytest.mark.parametrize("base", [2**62, -(2**62), "x", 0.5, [1]])
-def test_a_base_that_is_no_time_is_the_one_error(base: Any) -> None:
+def test_a_base_that_is_not_a_time_is_refused(base: Any) -> None:
     with pytest.raises(TraceError, match="its baseTimeNanoseconds is not a time that perfnb can represent"):
         columns_of({}, baseTimeNanoseconds=base)
 

@@ -191,7 +191,7 @@ def texts_of(path: Path) -> list[str]:
     return [*columns.names, *columns.shape_texts, *columns.thread_names.values()]
 
 
-def test_distinct_long_texts_may_not_add_up_without_end(tmp_path: Path) -> None:
+def test_distinct_long_texts_have_a_limit_in_total(tmp_path: Path) -> None:
     """The shapes of each event may refer to the same long text, and still be texts of their own."""
     shapes = [message((10, "Input Dims"), (12, message((4, n))), (12, message((17, 1)))) for n in range(50)]
     packets = [message((10, 1), (13, 1), (12, message((29, message((1, 1), (2, LONG))))))]

@@ -385,7 +385,7 @@ def test_hostile_files_are_refused(tmp_path: Path, sql: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("table", ["StringIds", RANGE])
-def test_names_may_not_add_up_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str) -> None:
+def test_names_have_a_limit_in_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str) -> None:
     """An export may hold more events than other formats, but no more text."""
     tables = training(steps=1)
     for number in range(20):
@@ -455,7 +455,7 @@ def test_an_interrupt_and_an_error_of_the_callers_pass_through(tmp_path: Path, m
             read(path, LIMITS, raises)
 
 
-def test_another_database_is_told(tmp_path: Path) -> None:
+def test_another_database_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "other.sqlite"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE mine (start INT)")

@@ -162,7 +162,7 @@ def test_names_that_repeat_each_other_are_counted_before_they_are_made(
         perfnb.load(written(tmp_path, make(4)))
 
 
-def test_layers_that_perfnb_is_said_to_have_written_may_not_be_too_deep_either(
+def test_layers_in_a_file_that_claims_to_be_from_perfnb_have_a_maximum_depth(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trace_steps, "MOST_LAYERS_NESTED", 12)

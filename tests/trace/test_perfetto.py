@@ -153,7 +153,7 @@ def packet(time: int, kind: int, *more: tuple[int, Any]) -> tuple[int, bytes]:
     return (1, message((8, time), (11, message((9, kind), *more))))
 
 
-def test_slices_without_an_end_or_a_start_are_told(tmp_path: Path) -> None:
+def test_slices_without_an_end_or_a_start_are_reported(tmp_path: Path) -> None:
     data = message(
         packet(5, 2), packet(10, 1, (23, "open")), packet(20, 1, (23, "whole")), packet(30, 2), packet(40, 3, (23, "i"))
     )

@@ -83,7 +83,7 @@ def test_no_permission_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert error_of(tmp_path / "trace.json") == " cannot be read as a trace: Permission denied."
 
 
-def test_damaged_compression_is_told(tmp_path: Path) -> None:
+def test_damaged_compression_is_reported(tmp_path: Path) -> None:
     whole = gzip.compress(WHOLE)
     path = tmp_path / "trace.json.gz"
     for data, why in (
@@ -110,7 +110,9 @@ def test_damaged_compression_is_told(tmp_path: Path) -> None:
         ([{name: value for name, value in EVENT.items() if name != "cat"}], "no categories"),
     ],
 )
-def test_a_timeline_of_another_program_is_no_trace(tmp_path: Path, events: list[dict[str, object]], said: str) -> None:
+def test_a_timeline_of_another_program_is_not_a_trace(
+    tmp_path: Path, events: list[dict[str, object]], said: str
+) -> None:
     path = tmp_path / "timeline.json"
     path.write_text(json.dumps({"traceEvents": events}))
 
@@ -237,7 +239,9 @@ def test_a_file_above_a_cap_is_refused_with_the_cap_to_raise(tmp_path: Path) -> 
     assert "above 9 B" in error_of(plain, max_bytes=9)
 
 
-def test_progress_is_told_a_few_times_per_second_after_a_while_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported_a_few_times_per_second_after_a_while_and_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(trace_file, "QUIET_S", 2.0)
     monkeypatch.setattr(trace_file, "_EVERY_S", 0.5)
     now, told = [100.0], list[tuple[float, int, int]]()
@@ -253,7 +257,7 @@ def test_progress_is_told_a_few_times_per_second_after_a_while_and_at_the_end(mo
     Reports(None, 90)(90)
 
 
-def test_an_error_of_the_one_who_is_told_goes_through_and_leaves_no_file_open(
+def test_an_error_in_the_progress_callback_propagates_and_closes_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trace_file, "QUIET_S", 0.0)
@@ -355,7 +359,7 @@ def test_a_bomb_is_refused_by_its_ratio_once_it_is_large(tmp_path: Path, monkeyp
 
 @pytest.mark.deep
 @pytest.mark.slow
-def test_a_repetitive_trace_is_no_bomb(tmp_path: Path) -> None:
+def test_a_repetitive_trace_is_not_a_bomb(tmp_path: Path) -> None:
     """One event again and again, only its time and number new: as tightly packed as a real trace can be."""
     text = json.dumps([{**EVENT, "ts": 10 * n, "args": {"External id": n}} for n in range(400_000)])
     path = tmp_path / "trace.json.gz"

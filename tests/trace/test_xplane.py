@@ -200,7 +200,7 @@ def test_a_damaged_or_hostile_file_is_one_error(tmp_path: Path) -> None:
     assert "if you trust it, unpack it first" in error_of(bomb)
 
 
-def test_an_event_that_only_counts_occurrences_is_no_event(tmp_path: Path) -> None:
+def test_an_event_that_only_counts_occurrences_is_not_an_event(tmp_path: Path) -> None:
     events = [message((1, 7), (2, 5_000), (3, 9_000), (6, 1)), message((1, 7), (5, 3))]
     kind = (4, message((1, 7), (2, message((1, 7), (2, "x")))))
     host = message((2, "/host:CPU"), kind, (3, message((1, 4), *((4, event) for event in events))))

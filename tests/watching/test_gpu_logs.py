@@ -100,7 +100,7 @@ def test_of_several_columns_the_first_that_is_known_counts(tmp_path: Path) -> No
     assert watch.notes == ("Lines that were skipped because they are not readings: 1.",)
 
 
-def test_gpus_without_an_index_are_told_apart(tmp_path: Path) -> None:
+def test_gpus_without_an_index_are_distinguished(tmp_path: Path) -> None:
     row = "2024/01/01 00:00:0{}.000, {}{} %\n"
     whole = "timestamp, uuid, utilization.gpu [%]\n" + "".join(
         row.format(tick, f"GPU-{gpu}, ", 10 * tick + gpu) for tick in range(3) for gpu in (7, 3)
@@ -181,7 +181,7 @@ def test_midnight_counts_once(tmp_path: Path) -> None:
     assert of(watch, "gpu0", "t_s") == [float(second) for second in range(10)]
 
 
-def test_other_text_is_no_log(tmp_path: Path) -> None:
+def test_other_text_is_not_a_log(tmp_path: Path) -> None:
     commented = "# a comment\n1 2\n", "# gpu mtemp\n0 2\n", "# pwr sm\n1 2\n"
     for text in ("a, b\n1, 2\n", *commented, "1 2 3\n", "index, name\n0, x\n", "timestamp, value\n1, 2\n"):
         with pytest.raises(TraceError, match="is not a file that perfnb can read"):

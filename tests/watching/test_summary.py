@@ -74,7 +74,7 @@ def test_a_rate_that_was_known_for_95_percent_of_the_time_has_a_total(known: int
     [(0.2, [1.0, 2.0, 3.0]), (1.0, [5.0, 1.0, 2.0]), (0.9, [1.0, None, None])],
     ids=["under a second", "the counter began anew", "one reading"],
 )
-def test_energy_that_cannot_be_told_is_missing(interval: float, energy: list[float | None]) -> None:
+def test_energy_that_cannot_be_determined_is_missing(interval: float, energy: list[float | None]) -> None:
     row = machine_table(samples("gpu0", interval, energy_j=energy)).loc[("gpu0", "energy_j")]
     assert pd.isna(row["total"])
     assert pd.isna(row["uncertainty"])
@@ -120,7 +120,7 @@ def test_the_ceiling_of_memory_is_what_there_is_at_most(
     assert (chart.ceiling, chart.ceiling_word) == ceiling
 
 
-def test_several_gpus_are_told_apart_by_their_numbers() -> None:
+def test_several_gpus_are_distinguished_by_their_numbers() -> None:
     frame = pd.concat([samples(f"gpu{n}", sm_clock_mhz=[1.0, 2.0], memory_clock_mhz=[1.0, 2.0]) for n in range(2)])
     (clocks,) = charts_of(frame, {"gpu0": {"name": "A"}, "gpu1": {"name": "B"}})
     clocks_of = [f"GPU {n} {clock} clock" for n in range(2) for clock in ("SM", "memory")]
@@ -169,7 +169,7 @@ def test_gaps_are_those_between_readings_that_stand_alone() -> None:
     assert any("maxima are exact" in note for note in summary.notes)
 
 
-def test_a_gpu_that_was_held_back_is_told() -> None:
+def test_a_gpu_that_was_held_back_is_reported() -> None:
     frame = samples("gpu0", power_w=[1.0] * 4)
     frame["throttle_reasons"] = ["", "SwPowerCap", "HwSlowdown, SwPowerCap", ""]
     (note,) = summary_of(frame).notes

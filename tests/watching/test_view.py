@@ -136,7 +136,7 @@ def test_figures_are_those_of_the_summary() -> None:
     assert watch_document(samples.laptop(running=True)).facts[0].startswith("watching for")
 
 
-def test_energy_that_is_not_known_is_not_told() -> None:
+def test_unknown_energy_is_not_shown() -> None:
     made = samples.server(0.9)
     (row,) = [row for row in table_of(watch_document(made), "Over the whole watch").rows if row[1] == "energy"]
     assert row[5] == Value(None, "joules")
@@ -218,7 +218,7 @@ def test_means_in_each_phase() -> None:
     )
 
 
-def test_phases_and_metrics_of_which_nothing_is_known_are_left_out() -> None:
+def test_unknown_phases_and_metrics_are_omitted() -> None:
     made = samples.profiled()
     assert made.steps is not None
     means = made.steps.by_phase
@@ -415,7 +415,7 @@ def test_times_are_sent_in_milliseconds() -> None:
     assert band_data("a", 1, 1.23456, 2.34567, "more") == ["a", 1, 1.235, 2.346, "more"]
 
 
-def test_an_empty_frame_of_samples_is_no_error() -> None:
+def test_an_empty_frame_of_samples_is_not_an_error() -> None:
     made = replace(samples.empty(), samples=conform(pd.DataFrame(), "samples"))
     assert panel_data(made, "x")["history"]["devices"] == {}
 

@@ -306,7 +306,7 @@ def test_marks_that_were_dropped_are_noted(by_hand: Callable[..., perfnb.Watch])
     assert any("marks were dropped" in note for note in w.notes)
 
 
-def test_a_mark_after_the_end_is_not_kept_and_that_is_said(by_hand: Callable[..., perfnb.Watch]) -> None:
+def test_a_mark_after_the_end_is_ignored_with_a_warning(by_hand: Callable[..., perfnb.Watch]) -> None:
     w = by_hand()
     w.stop()
     with pytest.warns(UserWarning, match="The watch has ended: the mark 'late' is ignored"), w.mark("late"):
