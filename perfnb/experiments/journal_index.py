@@ -287,9 +287,11 @@ def _modified(file: Path) -> datetime:
 
 def _is_ours(file: Path) -> bool:
     """Return whether an unreadable file was written by perfnb or is in a place where an entry is expected."""
+    if ENTRY_NAME.fullmatch(file.parent.name):
+        return True
     with suppress(OSError), open_regular(file) as opened:
         return _MARK in opened.read(64)
-    return bool(ENTRY_NAME.fullmatch(file.parent.name))
+    return False
 
 
 def _words(error: BaseException) -> str:
