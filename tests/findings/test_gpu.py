@@ -156,6 +156,20 @@ def test_without_marks_a_step_is_that_of_the_host_and_what_is_left_of_its_work(
     assert (steps.start.tolist(), steps.end.tolist()) == ([1000 * begin], [1000 * end])
 
 
+def test_many_short_gaps_are_launches_however_much_of_the_step_they_are() -> None:
+    hand = ByHand()
+    for t in range(0, 20_000 * STEPS, 20_000):
+        hand.step(t, t + 5000)
+        for place in range(50):
+            hand.kernel("tiny", t + 100 * place + 80, t + 100 * place + 90, t + 100 * place + 95)
+
+    table = found(hand.recording(), "launch overhead", "host work")
+
+    assert list(table.index) == ["launch overhead"]
+    # 95 µs before the first, between and after the last: 5 µs of each 100 are work.
+    assert table["bound_ms"].iloc[0] == pytest.approx(4.75, abs=0.01)
+
+
 @pytest.mark.parametrize(
     ("place", "name", "where"),
     [

@@ -3,7 +3,7 @@
 #: By the name of the test: ``file::test`` below ``tests``, or a sentence.
 TWINS = {
     "test_a_layers_gpu_time_is_its_own": "step/test_planted_time.py::test_a_sleep_belongs_to_its_layer_and_its_phase",
-    "test_the_optimizers_gpu_time_is_no_layers": (
+    "test_the_optimizers_gpu_time_belongs_to_no_layer": (
         "step/test_planted_time.py::test_a_sleep_belongs_to_its_layer_and_its_phase"
     ),
     "test_the_step_lasts_to_the_end_of_its_work": (
