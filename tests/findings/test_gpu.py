@@ -14,9 +14,10 @@ from perfnb.attribution.attribution import attribute
 from perfnb.attribution.blocks import Kind
 from perfnb.findings import gpu_facts as of_gpu
 from perfnb.findings.gpu_facts import Copies, GpuFacts, gpu_facts
+from perfnb.findings.rules.optimizer import optimizer_loop
 from perfnb.gpu.device_time import LAUNCH_NS
 from perfnb.recording.nesting import NONE
-from tests.findings.findings_recordings import found
+from tests.findings.findings_recordings import facts, found
 from tests.recordings import ByHand
 
 STEPS = 3
@@ -154,6 +155,20 @@ def test_without_marks_a_step_is_that_of_the_host_and_what_is_left_of_its_work(
     assert (steps.start.tolist(), steps.end.tolist()) == ([1000 * begin], [1000 * end])
 
 
+def test_many_short_gaps_are_launches_however_much_of_the_step_they_are() -> None:
+    hand = ByHand()
+    for t in range(0, 20_000 * STEPS, 20_000):
+        hand.step(t, t + 5000)
+        for place in range(50):
+            hand.kernel("tiny", t + 100 * place + 80, t + 100 * place + 90, t + 100 * place + 95)
+
+    table = found(hand.recording(), "launch overhead", "host work")
+
+    assert list(table.index) == ["launch overhead"]
+    # 95 µs before the first, between and after the last: 5 µs of each 100 are work.
+    assert table["bound_ms"].iloc[0] == pytest.approx(4.75, abs=0.01)
+
+
 @pytest.mark.parametrize(
     ("place", "name", "where"),
     [
@@ -180,6 +195,17 @@ def test_what_other_threads_do_is_no_host_work() -> None:
         hand.event("monitor.py(1): run", 20_000 * number, 20_000 * number + 5300, "python_function", thread=9)
 
     assert facts_of(hand).doing.seen < 0.01  # the launching calls
+
+
+@pytest.mark.parametrize("stream_wait", [False, True])
+def test_idle_time_without_a_recorded_reason_is_reported_as_unexplained(stream_wait: bool) -> None:
+    hand = two_kernels(5000, stream_wait, launched_at=50)
+
+    (idle,) = found(hand.recording(), "unexplained idle time").to_dict("records")
+
+    assert idle["confidence"] == "low"
+    assert idle["bound_ms"] == pytest.approx(5)
+    assert ("waited for an event" in idle["evidence"]) == stream_wait
 
 
 def test_a_copy_that_may_itself_have_waited_is_told_with_low_confidence() -> None:
@@ -225,6 +251,28 @@ def test_a_step_is_no_longer_than_the_host_s_for_work_that_comes_much_later() ->
 
     assert facts_of(late).span_ms == pytest.approx(0.81, abs=0.01)
     assert facts_of(busy).span_ms == pytest.approx((3 * 0.81 + 9.2) / 3, abs=0.01)
+
+
+@pytest.mark.parametrize(("busy", "noted"), [(False, True), (True, False)])
+def test_a_loop_over_parameters_costs_nothing_while_the_gpu_works(busy: bool, noted: bool) -> None:
+    hand = ByHand()
+    for t in range(0, 20_000 * STEPS, 20_000):
+        hand.step(t, t + 5000)
+        hand.event("Optimizer.step#SGD.step", t + 1000, t + 5000, "user_annotation")
+        hand.kernel("gemm", t + 1, t + 10, t + (5000 if busy else 1000))
+        for place in range(50):
+            begin = t + 1001 + 79 * place
+            hand.op("aten::add_", begin, begin + 70)
+            if not busy:
+                hand.kernel("add", begin + 60, begin + 64, begin + 70)
+
+    loops = list(optimizer_loop(facts(hand.recording())))
+
+    assert bool(loops) == noted
+    if noted:
+        # 6 of each 79 µs are the GPU's.
+        assert loops[0].bound_ms == pytest.approx(4.0 - 50 * 0.006, abs=0.1)
+        assert "The GPU was idle for 3.7" in loops[0].evidence
 
 
 def test_idle_time_of_a_traced_step_shrinks_to_that_of_a_timed_one() -> None:
