@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +34,19 @@ from perfnb.remedies.verdicts import (
 )
 from perfnb.stats.comparisons import compare_with_first
 from tests.fake_clock import FakeClock
+
+
+def allowed(
+    plan: LeverPlan, levers: Sequence[Lever], step_s: float, budget_s: float, clock: FakeClock, each_s: float = 0.0
+) -> list[str]:
+    """Return the levers that are tried, as in the loop, if preparing one takes what is planned."""
+    budget, ready = TrialBudget(budget_s, "time"), list[PreparedLever]()
+    budget.plan, budget.step_s, budget.each_s = plan, step_s, each_s
+    for one in levers:
+        if budget.allows(one, ready):
+            clock.sleep(plan.each * step_s + each_s)
+            ready.append(PreparedLever(one, nullcontext, switching_s=0.0))
+    return [one.lever.name for one in ready]
 
 
 def test_a_verdict_agrees_with_its_interval() -> None:
@@ -71,6 +85,24 @@ def test_the_fewest_rounds_can_reach_the_corrected_level(levers: int) -> None:
 
 def lever(name: str = "a", **traits: Any) -> Lever:
     return Lever(name, "a lever of a test", lambda _: "", always(lambda _: nullcontext()), lambda _: [], **traits)
+
+
+def test_a_long_step_gets_as_many_levers_as_the_budget_allows(clock: FakeClock) -> None:
+    names = list("abcdefghij")
+    ten = [lever(name) for name in names]
+    assert allowed(LeverPlan(), ten, 0.01, 60, clock) == names
+    few = len(allowed(LeverPlan(), ten, 1.0, 60, clock))
+    assert 1 <= few < 10
+    assert (few + 1) * fewest_rounds(few) * 1.0 <= 60
+    assert allowed(plan_for("time", 5.0, 110), ten, 5.0, 100, clock) == ["a"]
+    assert allowed(plan_for("time", 5.0, 60), ten, 5.0, 60, clock) == []
+    assert allowed(plan_for("memory", 5.0, 110), ten, 5.0, 80, clock) == ["a", "b", "c", "d"]
+    assert allowed(LeverPlan(), ten[:2], 0.1, 60, clock, each_s=40) == ["a"]
+
+
+def test_a_lever_that_needs_many_steps_makes_room_for_the_next(clock: FakeClock) -> None:
+    ahead = lever("ahead", in_blocks=True)
+    assert allowed(LeverPlan(), [ahead, lever("b"), lever("c")], 1.0, 60, clock) == ["b", "c"]
 
 
 @pytest.mark.parametrize(
