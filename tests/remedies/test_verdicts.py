@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +16,7 @@ from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED, Valu
 from perfnb.remedies import lever as lever_module
 from perfnb.remedies import values
 from perfnb.remedies.budget import LeverPlan, TrialBudget, plan_for
-from perfnb.remedies.lever import Compiled, Lever, PreparedLever, always
+from perfnb.remedies.lever import Compiled, Lever, PreparedLever, Switch, always
 from perfnb.remedies.levers import by_name
 from perfnb.remedies.measuring import time_levers
 from perfnb.remedies.subject import Subject
@@ -297,6 +297,25 @@ def test_if_all_levers_are_hopeless_nothing_more_is_timed(clock: FakeClock) -> N
     alone = time_levers(subject, [torch.no_grad], 10.0, lambda *_: None, warm=2, block=1, ahead=False)
     assert np.isnan(alone).all()
     assert (alone.shape, len(runs)) == ((2, 2), 4)
+
+
+def test_a_hopeless_lever_leaves_its_time_to_the_others(clock: FakeClock) -> None:
+    factor = [1.0]
+    subject = Subject(lambda: clock.pass_exactly(10 * factor[-1]), None, {}, {}, None)
+
+    def slower(by: float) -> Switch:
+        @contextmanager
+        def on() -> Iterator[None]:
+            factor.append(by)
+            yield
+            factor.pop()
+
+        return on
+
+    both = time_levers(subject, [slower(50), slower(2)], 2.0, lambda *_: None, warm=2, block=1, ahead=False)
+    assert np.isnan(both).all(axis=1).tolist() == [False, True, False]
+    assert np.median(both[2] / both[0]) == pytest.approx(2, rel=0.01)
+    assert both.shape[1] == pytest.approx((2.0 - 2 * 0.53) / 0.03, abs=1)
 
 
 @pytest.mark.slow
