@@ -426,7 +426,7 @@ def test_sparse_gradients_and_tensors_of_inference_mode_are_put_back() -> None:
     same((table.weight.detach(), table.weight.grad.to_dense(), frozen.running_mean.clone()), before)
 
 
-def test_what_is_reached_is_bounded_and_loops_end() -> None:
+def test_the_search_for_values_is_bounded_and_ends_in_a_cycle() -> None:
     loop: list[Any] = []
     loop.append(loop)
     many = [[Tensor() for _ in range(100)] for _ in range(250)]

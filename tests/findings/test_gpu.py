@@ -155,7 +155,7 @@ def test_without_marks_a_step_is_that_of_the_host_and_what_is_left_of_its_work(
     assert (steps.start.tolist(), steps.end.tolist()) == ([1000 * begin], [1000 * end])
 
 
-def test_many_short_gaps_are_launches_however_much_of_the_step_they_are() -> None:
+def test_many_short_gaps_are_launch_overhead_even_if_they_are_most_of_the_step() -> None:
     hand = ByHand()
     for t in range(0, 20_000 * STEPS, 20_000):
         hand.step(t, t + 5000)

@@ -96,7 +96,7 @@ def test_the_budget_holds(step_s: float, clock: FakeClock, monkeypatch: pytest.M
     assert found.table["ratio"].notna().sum() >= (3 if step_s < 1 else 1)
 
 
-def test_everything_that_is_said_of_a_kept_lever_is_of_one_measurement(
+def test_all_figures_of_a_kept_lever_come_from_one_measurement(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wait = Waiting(clock, 0.1)

@@ -138,7 +138,7 @@ def test_a_summary_of_nothing_is_empty() -> None:
     assert len(CHARTS) == 12
 
 
-def test_a_rate_that_was_known_now_and_then_has_no_total() -> None:
+def test_a_rate_that_was_seldom_known_has_no_total() -> None:
     seldom: list[float | None] = [None, *[1e9, None, None, None] * 5]
     table = machine_table(samples("gpu0", pcie_send_bytes_per_s=seldom, power_w=[5.0] * 21))
     row = table.loc[("gpu0", "pcie_send_bytes_per_s")]
