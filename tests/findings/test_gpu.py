@@ -48,6 +48,20 @@ def without_launches(hand: ByHand) -> ByHand:
     return hand
 
 
+def test_a_call_that_launches_many_kernels_counts_once_in_the_duration_of_a_launch() -> None:
+    hand = ByHand()
+    for number in range(STEPS):
+        t = 20_000 * number
+        hand.step(t, t + 2_000)
+        for launch in (10, 20):
+            hand.kernel("gemm", t + launch, t + launch + 5, t + launch + 8)
+        hand.event("cudaGraphLaunch", t + 100, t + 300, "cuda_runtime", correlation=100 + number)
+        for begin in (400, 500, 600, 700):
+            row = {"thread": -1, "device": 0, "stream": 7, "correlation": 100 + number}
+            hand.event("gemm", t + begin, t + begin + 50, "kernel", **row)
+    assert facts_of(hand).call_us == 1
+
+
 def test_figures_of_a_gpu_are_those_of_its_work_per_step() -> None:
     hand = ByHand()
     for number in range(2):

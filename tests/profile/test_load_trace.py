@@ -65,6 +65,26 @@ def test_the_layers_are_those_that_the_modules_tell(tmp_path: Path) -> None:
     assert special == {"(loss)": 20, "(gradient accumulation)": 20}
 
 
+def test_events_have_their_layer_phase_step_and_rank(tmp_path: Path) -> None:
+    trace = training()
+    trace.kernel("late", 1500, 1510, 1530).op("aten::outside", 1600, 1610)
+
+    events = loaded(trace, tmp_path).events
+
+    assert len(events) == len(trace.events)
+    assert events["start_ns"].iloc[0] == 0
+    assert (events["rank"] == 3).all()
+    gemm_t = events[events["name"] == "gemm_t"]
+    assert gemm_t["layer"].tolist() == ["Net_0.Linear_1", "Net_0.Linear_0"] * 2
+    assert gemm_t["phase"].tolist() == ["backward"] * 4
+    assert gemm_t["step"].tolist() == [9, 9, 10, 10]
+    for name in ("late", "aten::outside"):
+        (row,) = events[events["name"] == name].to_dict("records")
+        assert pd.isna([row["layer"], row["phase"], row["step"]]).all()
+    (module,) = events[(events["name"] == "nn.Module: ReLU_0") & (events["step"] == 10)].to_dict("records")
+    assert (module["category"], module["layer"], module["phase"]) == ("python_function", "Net_0.ReLU_0", "forward")
+
+
 def test_work_outside_the_steps_is_the_gpus_and_no_steps(tmp_path: Path) -> None:
     trace = training(1).kernel("late", 1500, 1510, 1530)
 
