@@ -171,6 +171,15 @@ def test_on_a_gpu_it_is_the_hosts_wait_for_collectives_alone() -> None:
     assert (table["ms"] * 1000).tolist() == [600]
 
 
+def test_without_collectives_there_is_no_communication() -> None:
+    hand = ByHand().step(0, 1000).op("aten::mm", 100, 200)
+
+    p = Profile(hand.recording())
+
+    assert p.phases.loc["communication", "ms"] == 0
+    assert p.collectives.empty
+
+
 @pytest.mark.parametrize(
     ("seen", "counted", "sizes", "matched"),
     [

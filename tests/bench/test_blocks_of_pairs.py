@@ -174,6 +174,14 @@ def test_a_pilot_plans_the_rounds_that_tell_any_two_steps_apart(
     assert (count, second) == (plan.count, {"planned": plan.count, "until": pytest.approx(100 + until)})
 
 
+def test_without_time_for_blocks_there_is_no_verdict(clock: FakeClock) -> None:
+    report = perfnb.ab_test(stepping(clock, 400), stepping(clock, 1, Ahead(clock, 100, 8)), limits={}, budget_s=0.6)
+
+    assert report.decision == "inconclusive"
+    assert "a fair comparison needs blocks, and there was no time for any" in report.reason
+    assert report.reason.endswith("Raise budget_s.")
+
+
 class Unseen:
     """Batches that are prepared where nobody looks."""
 

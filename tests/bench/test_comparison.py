@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import perfnb
 from perfnb.errors import CaptureError
+from perfnb.quantities import share
 from tests.fake_clock import FakeClock
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -66,6 +68,16 @@ def test_a_budget_that_is_too_small_times_one_step(busy: Busy) -> None:
     assert timing.steady is None
 
 
+def test_a_step_of_half_the_time_is_faster(busy: Busy) -> None:
+    faster = perfnb.ab_test(busy(4.0), busy(2.0), budget_s=1)
+
+    assert faster.verdict == "faster"
+    assert faster.ratio == pytest.approx(0.5, rel=0.01)
+    assert faster.pairs.columns.tolist() == ["a_ms", "b_ms", "ratio"]
+    assert faster.check is None
+    assert (faster.a.median_ms, faster.b.median_ms) == (pytest.approx(4.0, rel=0.01), pytest.approx(2.0, rel=0.01))
+
+
 def test_both_steps_see_the_same_batches_and_random_numbers(busy: Busy) -> None:
     seen: dict[str, list[tuple[int, float]]] = {"a": [], "b": []}
 
@@ -82,6 +94,20 @@ def test_both_steps_see_the_same_batches_and_random_numbers(busy: Busy) -> None:
     assert (alike.batch_size, uneven.batch_size) == (4, None)
     assert seen["a"] == seen["b"]
     assert len(set(seen["a"])) == len(seen["a"]) > 3
+
+
+def test_a_faster_step_is_accepted_only_if_its_results_were_judged(busy: Busy, tmp_path: Path) -> None:
+    plain = perfnb.ab_test(busy(4.0), busy(2.0), budget_s=1)
+    checked = perfnb.ab_test(busy(4.0), busy(2.0), budget_s=1, check=0.6)
+
+    assert (plain.decision, checked.decision) == ("inconclusive", "accept")
+    assert plain.reason.endswith("its results could not be checked: they were not compared. Pass check or quality.")
+    assert str(plain).splitlines()[1].startswith("The candidate is faster: ")
+    assert plain.table.loc["median_ms", "ratio"] == plain.ratio
+    for test in (plain, checked):
+        loaded = perfnb.load(test.save(tmp_path / "test"))
+        assert isinstance(loaded, perfnb.results.ABTest)
+        assert (str(loaded), loaded.check, loaded.decision) == (str(test), test.check, test.decision)
 
 
 def test_a_step_that_is_never_steady_is_flagged_and_ends(busy: Busy) -> None:
@@ -106,3 +132,17 @@ def test_what_makes_no_sense_is_refused() -> None:
         perfnb.time_step(3)  # type: ignore[arg-type]
     with pytest.raises(CaptureError, match="batches"):
         perfnb.time_step(lambda batch: None, [])
+
+
+def test_a_step_against_itself(busy: Busy, tmp_path: Path) -> None:
+    whole = perfnb.system_check(tmp_path, resolution=busy(1.0), budget_s=2)
+    check = whole.resolution
+
+    assert check is not None
+    found = [check.detectable_in(seconds) for seconds in (10, 60)]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert found[0] > found[1] > 0
+    assert f"A difference of {share(found[0])} can be resolved in 10 s" in str(check)
+    assert perfnb.system_check(tmp_path).resolution is None
+    assert "<table>" in check._repr_mimebundle_()["text/html"]

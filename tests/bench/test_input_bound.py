@@ -114,6 +114,20 @@ def test_a_loader_with_workers_is_tried_in_all_kinds_of_blocks() -> None:
     assert (test.times["steps"] % 2 == 0).all()  # whole bursts of the two workers
 
 
+@pytest.mark.usefixtures("clock")
+def test_a_model_that_sleeps_is_found() -> None:
+    model = Model(20)
+    loader = DataLoader(Sleeping(0), batch_size=4)
+    test = perfnb.confirm_input_bound(trainer(model), loader, model, budget_s=4)
+
+    times = test.times["median_ms"]
+    assert test.verdict == "compute-bound"
+    assert times.to_dict() == pytest.approx(
+        {"together": 20, "model": 20} | {"loader": 0, "rest": 0, "iteration": 0}, rel=0.01, abs=0.1
+    )
+    assert abs(test.saved_ms) < 0.2
+
+
 def test_without_budget_one_round_is_run_and_nothing_is_claimed() -> None:
     model = nn.Linear(8, 2)
     test = perfnb.confirm_input_bound(lambda x: model(x), [torch.ones(2, 8)], {"net": model}, budget_s=1e-3)
@@ -142,6 +156,26 @@ def test_an_error_of_the_step_leaves_nothing_behind(fails_at: int) -> None:
     assert "forward" not in vars(model)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert not sys.modules[Optimizer.__module__]._global_optimizer_pre_hooks
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_disturbed_pilot_does_not_reduce_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    from perfnb.bench.input_trial import InputTrial
+
+    block, pilot = InputTrial.block, 2
+
+    def disturbed(self: InputTrial, kind: str, steps: int) -> float:
+        told = block(self, kind, steps)
+        if steps != pilot:
+            return told
+        time.sleep(0.1)
+        return told + 50
+
+    monkeypatch.setattr(InputTrial, "block", disturbed)
+    model = nn.Linear(8, 2)
+    test = perfnb.confirm_input_bound(lambda x: model(x), [torch.ones(2, 8)], model, budget_s=1.5)
+
+    assert len(test.rounds) >= 12
 
 
 def test_what_cannot_be_tried_is_refused_in_a_sentence() -> None:

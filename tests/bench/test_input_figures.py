@@ -91,6 +91,44 @@ def test_no_saving_hides_behind_the_word_balanced() -> None:
     assert "Balanced, because the loader overlaps with a model that takes equally long: " in input_bound_text(hidden)
 
 
+def test_no_saving_is_claimed_if_the_interval_contains_nothing() -> None:
+    noisy = InputBound({**planted(0.1, 5).rounds_ms, "together": (4.0, 6.0, 7.0) * 5}, 4, 99)
+    assert noisy.saved_by_loader.low <= 0 < noisy.saved_by_loader.high
+
+    shown = input_bound_text(noisy)
+    assert "would save at most " in shown
+    assert "up to" not in shown
+    ahead = InputBound({**planted(0.1, 5).rounds_ms, "together": (1.0,) * 15}, 4, 99)
+    assert "would not save any measurable time" in input_bound_text(ahead)
+
+
+@pytest.mark.parametrize(
+    ("overlap", "words"), [(0.0, "in sequence"), (0.5, "overlap partly (5"), (1.0, "overlap fully")]
+)
+def test_how_loader_and_model_overlap_is_reported_only_if_it_is_clear(overlap: float, words: str) -> None:
+    clear = planted(30, 10, overlap=overlap)
+    assert clear.overlap_bounds is not None
+    assert clear.overlap_bounds[0] <= overlap + 0.1
+    assert clear.overlap_bounds[1] >= overlap - 0.1
+    assert words in input_bound_text(clear)
+
+    noisy = planted(30, 4, overlap=overlap, noise=0.12)
+    assert noisy.verdict == "input-bound"
+    shown = input_bound_text(noisy)
+    noted = [each for each in ("in sequence", "overlap partly", "overlap fully") if each in shown]
+    assert noted in ([], [words.removesuffix(" (5")])
+
+
+def test_no_overlap_is_seen_if_nothing_can_load_meanwhile() -> None:
+    seeming = {**planted(30, 5).rounds_ms, "together": (30.0,) * 15}
+    assert InputBound(seeming, 4, 99).overlap is not None
+
+    alone = InputBound(seeming, 4, 99, parallel=False)
+
+    assert (alone.overlap, alone.overlap_bounds, alone.hindered) == (0.0, (0.0, 0.0), False)
+    assert "Loader and model run in sequence" in input_bound_text(alone)
+
+
 @pytest.mark.parametrize(
     ("options", "noted"),
     [

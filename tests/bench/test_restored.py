@@ -23,6 +23,7 @@ from perfnb.bench.restored import Restored, kept_attributes, kept_positions
 from perfnb.errors import CaptureError
 from perfnb.remedies.state import fingerprint
 from perfnb.remedies.subject import Subject
+from perfnb.step.namespace import reachable
 
 X = torch.randn(8, 4)
 
@@ -423,6 +424,20 @@ def test_sparse_gradients_and_tensors_of_inference_mode_are_put_back() -> None:
             frozen(X)
 
     same((table.weight.detach(), table.weight.grad.to_dense(), frozen.running_mean.clone()), before)
+
+
+def test_the_search_for_values_is_bounded_and_ends_in_a_cycle() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    many = [[Tensor() for _ in range(100)] for _ in range(250)]
+
+    class Refuses:
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError(name)
+
+    found = list(reachable([loop, many, Refuses()]))
+    assert loop in found
+    assert len(found) <= 20_000
 
 
 def test_tensors_without_values_of_their_own_are_left_alone_and_the_rest_is_put_back() -> None:

@@ -81,6 +81,29 @@ def test_a_short_step_is_timed_until_the_interval_is_as_promised(clock: Clock) -
     assert "budget" not in str(made)
 
 
+@pytest.mark.slow
+def test_the_budget_ends_the_timing_of_a_noisy_step_and_the_result_says_so(clock: Clock) -> None:
+    begin = clock.now_ns
+
+    made = perfnb.time_step(step_of(clock, lambda rng: 3000 * rng.lognormal(0.0, 1.5)), budget_s=4.0)
+
+    spent_s = (clock.now_ns - begin) / 1e9
+    assert 3.9 < spent_s < 4.5
+    assert half_width(made) > 0.02
+    assert made.wanted is not None
+    assert made.steps < made.wanted
+    assert "The budget ended before the" in str(made)
+
+
+def test_long_steps_do_not_overrun_the_budget(clock: Clock) -> None:
+    begin = clock.now_ns
+
+    made = perfnb.time_step(step_of(clock, lambda rng: 1e6 * rng.uniform(0.8, 1.2)), budget_s=10.0)
+
+    assert 8.5 < (clock.now_ns - begin) / 1e9 < 10.5
+    assert made.steps >= 6
+
+
 def test_as_many_steps_as_asked_for_are_timed_each_by_itself(clock: Clock) -> None:
     made = perfnb.time_step(step_of(clock, lambda rng: 20.0), steps=30)
 

@@ -15,10 +15,12 @@ import pytest
 import perfnb as package
 from perfnb.command.compare import _compared, _percent
 from perfnb.command.sub_command import WrongUse
+from perfnb.diff.step_times import slower_by_more_than, step_change, step_change_of
 from perfnb.flame.host_profile import HostProfile
 from perfnb.loop.run import RunSummary
 from perfnb.profile.profile import Profile
 from perfnb.ranks.ranks import Ranks
+from perfnb.stats.step_times import StepTimes
 from tests.command.processes import called
 from tests.recordings import ByHand
 
@@ -27,6 +29,39 @@ def timing(folder: Path, name: str, median: float, steps: int = 40, noise: float
     """Saved step times that spread around a median."""
     times = median * np.exp(np.random.default_rng(1).normal(0, noise, steps))
     return package.Timing(tuple(times / np.median(times) * median)).save(folder / name)
+
+
+def test_slower_means_that_the_whole_interval_is_above_the_limit() -> None:
+    a = StepTimes(tuple(10 + place / 10 for place in range(-10, 11)))
+    b = StepTimes(tuple(1.1 * ms for ms in a.samples_ms))
+
+    change = step_change(a, b)
+    assert change.found is not None
+    assert change.found.ratio == pytest.approx(1.1)
+    low, high = change.found.ratio_ci or (0, 0)
+    faster = step_change(b, a).found
+    assert faster is not None
+    assert low < 1.1 < high
+    assert slower_by_more_than((low, high), 100 * (low - 1) - 0.01) is True
+    assert slower_by_more_than((low, high), 100 * (low - 1) + 0.01) is False  # the median alone is beyond it
+    assert slower_by_more_than(faster.ratio_ci, 0) is False
+
+
+def test_too_few_steps_give_no_verdict() -> None:
+    change = step_change(StepTimes((1.0,) * 5), StepTimes((2.0,) * 50))
+
+    assert change.found is not None
+    assert slower_by_more_than(change.found.ratio_ci, 0) is None
+    assert step_change(StepTimes(()), StepTimes((1.0,))).found is None
+
+
+def test_timed_steps_are_compared_if_both_have_some() -> None:
+    frame = ByHand().step(0, 1000).recording().steps
+    traced = frame[frame["pass"] == "traced"]
+
+    assert step_change_of(frame, frame).kind == "timed"
+    assert step_change_of(frame, traced).kind == "traced"
+    assert (step_change_of(frame, traced).a.steps, step_change_of(frame, traced).b.steps) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,17 @@ def test_ctrl_c_ends_a_script_as_it_does_without_perfnb(tmp_path: Path) -> None:
     assert (tmp_path / "kept" / "step_000010").is_dir()
 
 
+def test_a_module_that_does_not_exist(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("import missing_too")
+    for name in ("nosuch.mod", "nosuch"):
+        done = perfnb("run", "-m", name, cwd=tmp_path)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert f"perfnb run: there is no module {name}" in done.stderr
+    assert perfnb("run", "-m", "package.mod", cwd=tmp_path).returncode == 1, "its own error"
+    assert [path.name for path in tmp_path.iterdir()] == ["package"]
+
+
 def test_a_script_without_torch_does_not_pay_for_it(tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
     script.write_text("import atexit, sys\natexit.register(lambda: print({'torch', 'pandas'} & set(sys.modules)))\n")

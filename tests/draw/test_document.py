@@ -71,6 +71,10 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
         table([("a", 1.0), ("b", 1.0)], nesting=Nesting([-1], [1.0])),
         "Layers: the tree has 1 rows, not 2",
     ),
+    "a child before its parent": (
+        table([("a", 1.0), ("b", 1.0)], nesting=Nesting([1, -1], [1.0, 1.0])),
+        "Layers: a row comes before its parent",
+    ),
     "a row that is its own parent": (
         table([("a", 1.0), ("b", 1.0)], nesting=Nesting([0, -1], [1.0, 1.0])),
         "Layers: a row comes before its parent",

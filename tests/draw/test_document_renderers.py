@@ -18,7 +18,7 @@ from perfnb.draw import escape
 from perfnb.draw.as_html import document_html
 from perfnb.draw.as_json import document_data
 from perfnb.draw.as_markdown import document_markdown
-from perfnb.draw.as_text import document_line, document_text, section_text
+from perfnb.draw.as_text import LEAST, document_line, document_text, section_text
 from perfnb.draw.document import Axis, Code, Column, Document, Figure, Heat, Line, Series, Table, Verdict, words
 from perfnb.draw.documented import Documented, usual_width
 from perfnb.draw.live import document_page
@@ -190,6 +190,13 @@ def test_a_column_in_which_nothing_is_known_is_left_out() -> None:
     ]
     assert "FLOPs" not in document_html(shown)
     assert document_data(shown)["sections"][0]["rows"] == [["conv", None, 1.5], ["linear", None, None]]
+
+
+def test_columns_give_way_in_the_order_of_their_priority() -> None:
+    columns = (Column("layer"), *(Column(f"figure {n}", "ms", priority=n % 3) for n in range(7)))
+    shown = Document("profile", sections=(Table("", columns, [("conv", *[1.5] * 7)]),))
+    assert "Not shown at this width: figure 5." in document_text(shown, LEAST)
+    assert "Not shown" not in document_text(shown, 100)
 
 
 def test_a_document_in_one_line_has_its_subject_or_its_kind() -> None:

@@ -67,6 +67,10 @@ def test_wide_characters_count_twice():
     assert escape.cells(escape.plain("汉字" * 50, 11)) <= 11
 
 
+def test_marks_do_not_climb():
+    assert escape.plain("z" + "\u0301" * 300, 40).count("\u0301") <= 3
+
+
 def test_formulas_are_plain_text_to_matplotlib():
     assert escape.chart("$x$") == r"\$x\$"
 

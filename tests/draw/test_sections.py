@@ -415,6 +415,15 @@ def test_a_line_is_drawn_with_its_band_levels_and_events() -> None:
     assert "Meanwhile" not in section_html(Series("Memory", TIME, COST, [0, 1, 2, 3], lines))
 
 
+def test_the_words_of_a_level_lie_above_it_unless_it_is_at_the_top() -> None:
+    values = (Line(FORWARD, [100.0, 100.0]),)
+    html = section_html(Series("", TIME, COST, [0, 1], values, {"half": 50.0, "most": 100.0}))
+    assert [label[:3] for label in labels_of(html) if label[3] in ("half", "most")] == [
+        ("92", "76", "start"),
+        ("92", "20", "start"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("axis", "values", "ticks", "places"),
     [

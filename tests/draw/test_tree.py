@@ -59,6 +59,18 @@ def test_a_large_model_fits_the_page_and_every_layer_is_accounted_for(limit):
         assert set(hot) <= {*listed}
 
 
+def test_a_layer_that_is_listed_is_as_heavy_as_its_siblings_that_are_not():
+    summary = summaries.big()
+    modules, _ = split_layers(summary.layers)
+    weights = [float(value) for value in modules["total_ms"]]
+    _, parents = nested(modules)
+    lines = page_of(parents, weights, (), 24)
+    listed = {line.layer for line in lines}
+    for line in lines:
+        siblings = {i for i in listed if i >= 0 and line.left_out and parents[i] == parents[line.left_out[0]]}
+        assert not siblings or min(weights[i] for i in siblings) >= max(weights[i] for i in line.left_out)
+
+
 def test_a_layer_that_took_no_time_takes_no_line_of_a_full_page():
     _, parents = nested(modules_of(["m", "m.a", "m.b", *(f"m.b.{i}" for i in range(40))]))
     lines = page_of(parents, [5.0, 0.0, 5.0, *[0.0] * 40], (0, 1), 10)

@@ -88,6 +88,13 @@ def test_below_six_pairs_there_are_only_the_dots() -> None:
     assert "ratio" not in document_text(judged).partition("Baseline and candidate")[2].splitlines()[1]
 
 
+def test_every_pair_is_a_dot_at_its_own_ratio() -> None:
+    times = replace(experiment(1.0, 20), a_ms=(10.0,) * 20, b_ms=(10.0,) * 19 + (900.0,))
+    document = ABTest(**vars(times))._document()
+    strip = next(section for section in document.sections if isinstance(section, Strip))
+    assert list(strip.groups[0][1]) == [1.0] * 19 + [90.0]
+
+
 def test_effects_and_table_have_the_same_ratio_and_say_where_the_medians_differ() -> None:
     example = EXAMPLES["cannot tell"]
     document = example._document()

@@ -71,6 +71,14 @@ def test_a_journal_stays_where_it_is_when_the_notebook_changes_its_folder(
     assert repr(journal) == "<perfnb.Journal: experiments: Nothing accepted yet: entries are compared with entry 1>"
 
 
+def test_two_journals_of_one_folder_see_each_other(journal: perfnb.results.Journal) -> None:
+    other = perfnb.journal(journal.path)
+    journal.add(timing(10.0))
+    other.add(timing(9.0))
+
+    assert journal.history["median_ms"].tolist() == other.history["median_ms"].tolist() == [10.0, 9.0]
+
+
 def test_a_plain_timing_of_a_profile_may_be_added(journal: perfnb.results.Journal) -> None:
     journal.add(StepTimes((1.0,) * 10, batch_size=4, noise={"load_before": 9.0, "cpus": 2}))
 

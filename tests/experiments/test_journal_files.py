@@ -107,6 +107,19 @@ def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "journal").iterdir() if path.name.startswith(".")] == [INDEX]
 
 
+def test_what_a_killed_writer_left_is_removed_when_it_is_old(tmp_path: Path) -> None:
+    for name, age_s in (("old", 7200), ("new", 60)):
+        left = tmp_path / f".perfnb-{name}" / "new"
+        left.mkdir(parents=True)
+        (left / ENTRY.file).write_text("{")
+        os.utime(left.parent, (time.time() - age_s,) * 2)
+
+    name = write_entry(tmp_path, timing_entry(), nothing)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([".perfnb-new", name])
+    assert list(read_entries(tmp_path)[0]) == [name]
+
+
 def test_a_journal_that_is_moved_is_whole(tmp_path: Path) -> None:
     name = write_entry(tmp_path / "here" / "journal", timing_entry(), save)
     before = perfnb.journal(tmp_path / "here" / "journal").history

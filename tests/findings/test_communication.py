@@ -18,7 +18,7 @@ from perfnb.recording.recording import Recording
 from perfnb.recording.text import TEXT
 from tests.findings.findings_recordings import facts as facts_from
 from tests.findings.findings_recordings import one_layer
-from tests.recordings import NODE
+from tests.recordings import NODE, ByHand
 
 ACCUMULATE = NODE + "torch::autograd::AccumulateGrad"
 
@@ -54,6 +54,20 @@ def found(rule: Any, recording: Recording) -> list[Finding]:
     facts: Facts = facts_from(recording)
     assert attribute(recording).steps == facts.steps
     return list(rule(facts))
+
+
+def test_no_wait_is_longer_than_its_collectives_are_in_flight() -> None:
+    """On a busy machine the step's thread wakes up late, and it waits until then."""
+    hand = ByHand()
+    for t in range(0, 10_000 * 2, 10_000):
+        hand.step(t, t + 10_000).op("c10d::allreduce_", t + 100, t + 110)
+        hand.event("gloo:all_reduce", t + 105, t + 2000, "user_annotation", thread=9)
+        hand.op("aten::as_strided", t + 4000, t + 4010)
+
+    (one,) = found(exposed_on_host, hand.recording())
+
+    assert "The step spends 3.90 ms (39 % of the step) only waiting" in one.evidence
+    assert "in flight for 3.90 ms, of which 0 % is hidden" in one.evidence
 
 
 def test_a_wait_for_collectives_is_reported_if_it_is_long() -> None:

@@ -148,6 +148,19 @@ def test_memory_freed_in_a_chain_is_not_host_code() -> None:
     assert "compile the function that computes it" in table["advice"].iloc[0]
 
 
+def test_an_update_by_hand_is_not_a_chain() -> None:
+    hand, model = one_layer()
+    for number in range(STEPS):
+        t = 20_000 * number
+        hand.step(t - 1, t + 7001)
+        hand.call(model, t, t + 1000).op("aten::mm", t, t + 1000, number)
+        hand.node("MmBackward0", t + 1000, t + 2000, number)
+        for place in range(5):
+            hand.op("aten::add_", t + 2000 + 1000 * place, t + 3000 + 1000 * place)
+
+    assert "memory bandwidth" not in found(hand.recording(), "memory bandwidth").index
+
+
 def test_attention_is_not_reported_again_as_memory_traffic() -> None:
     hand, model = one_layer()
     for t in range(0, 4000 * STEPS, 4000):

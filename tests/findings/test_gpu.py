@@ -14,9 +14,10 @@ from perfnb.attribution.attribution import attribute
 from perfnb.attribution.blocks import Kind
 from perfnb.findings import gpu_facts as of_gpu
 from perfnb.findings.gpu_facts import Copies, GpuFacts, gpu_facts
+from perfnb.findings.rules.optimizer import optimizer_loop
 from perfnb.gpu.device_time import LAUNCH_NS
 from perfnb.recording.nesting import NONE
-from tests.findings.findings_recordings import found
+from tests.findings.findings_recordings import facts, found
 from tests.recordings import ByHand
 
 STEPS = 3
@@ -45,6 +46,20 @@ def two_kernels(between: float, stream_wait: bool = False, launched_at: float | 
 def without_launches(hand: ByHand) -> ByHand:
     hand.rows = [row for row in hand.rows if row["name"] != "cudaLaunchKernel"]
     return hand
+
+
+def test_a_call_that_launches_many_kernels_counts_once_in_the_duration_of_a_launch() -> None:
+    hand = ByHand()
+    for number in range(STEPS):
+        t = 20_000 * number
+        hand.step(t, t + 2_000)
+        for launch in (10, 20):
+            hand.kernel("gemm", t + launch, t + launch + 5, t + launch + 8)
+        hand.event("cudaGraphLaunch", t + 100, t + 300, "cuda_runtime", correlation=100 + number)
+        for begin in (400, 500, 600, 700):
+            row = {"thread": -1, "device": 0, "stream": 7, "correlation": 100 + number}
+            hand.event("gemm", t + begin, t + begin + 50, "kernel", **row)
+    assert facts_of(hand).call_us == 1
 
 
 def test_figures_of_a_gpu_are_those_of_its_work_per_step() -> None:
@@ -156,7 +171,7 @@ def test_without_marks_a_step_is_that_of_the_host_and_what_is_left_of_its_work(
     assert (steps.start.tolist(), steps.end.tolist()) == ([1000 * begin], [1000 * end])
 
 
-def test_many_short_gaps_are_launches_however_much_of_the_step_they_are() -> None:
+def test_many_short_gaps_are_launch_overhead_even_if_they_are_most_of_the_step() -> None:
     hand = ByHand()
     for t in range(0, 20_000 * STEPS, 20_000):
         hand.step(t, t + 5000)
@@ -196,6 +211,17 @@ def test_the_work_of_other_threads_is_not_host_work() -> None:
         hand.event("monitor.py(1): run", 20_000 * number, 20_000 * number + 5300, "python_function", thread=9)
 
     assert facts_of(hand).doing.seen < 0.01  # the launching calls
+
+
+@pytest.mark.parametrize("stream_wait", [False, True])
+def test_idle_time_without_a_recorded_reason_is_reported_as_unexplained(stream_wait: bool) -> None:
+    hand = two_kernels(5000, stream_wait, launched_at=50)
+
+    (idle,) = found(hand.recording(), "unexplained idle time").to_dict("records")
+
+    assert idle["confidence"] == "low"
+    assert idle["bound_ms"] == pytest.approx(5)
+    assert ("waited for an event" in idle["evidence"]) == stream_wait
 
 
 def test_a_copy_that_may_itself_have_waited_has_low_confidence() -> None:
@@ -241,6 +267,28 @@ def test_a_step_does_not_extend_to_work_that_comes_much_later() -> None:
 
     assert facts_of(late).span_ms == pytest.approx(0.81, abs=0.01)
     assert facts_of(busy).span_ms == pytest.approx((3 * 0.81 + 9.2) / 3, abs=0.01)
+
+
+@pytest.mark.parametrize(("busy", "noted"), [(False, True), (True, False)])
+def test_a_loop_over_parameters_costs_nothing_while_the_gpu_works(busy: bool, noted: bool) -> None:
+    hand = ByHand()
+    for t in range(0, 20_000 * STEPS, 20_000):
+        hand.step(t, t + 5000)
+        hand.event("Optimizer.step#SGD.step", t + 1000, t + 5000, "user_annotation")
+        hand.kernel("gemm", t + 1, t + 10, t + (5000 if busy else 1000))
+        for place in range(50):
+            begin = t + 1001 + 79 * place
+            hand.op("aten::add_", begin, begin + 70)
+            if not busy:
+                hand.kernel("add", begin + 60, begin + 64, begin + 70)
+
+    loops = list(optimizer_loop(facts(hand.recording())))
+
+    assert bool(loops) == noted
+    if noted:
+        # 6 of each 79 µs are the GPU's.
+        assert loops[0].bound_ms == pytest.approx(4.0 - 50 * 0.006, abs=0.1)
+        assert "The GPU was idle for 3.7" in loops[0].evidence
 
 
 def test_idle_time_of_a_traced_step_shrinks_to_that_of_a_timed_one() -> None:

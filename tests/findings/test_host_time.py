@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,11 @@ import pandas as pd
 import pytest
 
 from perfnb.findings.rules import repeated, synchronisation
+from perfnb.findings.rules.host import unnamed_share
 from perfnb.recording.recording import ArithmeticRecord, PythonRecord, Recording
 from perfnb.recording.text import TEXT
-from tests.findings.findings_recordings import found, one_layer
-from tests.findings.test_findings import STEPS
+from tests.findings.findings_recordings import facts, found, one_layer
+from tests.findings.test_findings import STEPS, one_long_op
 from tests.findings.test_host import with_pause
 from tests.recordings import ByHand
 
@@ -193,6 +195,29 @@ def test_python_in_the_model_is_host_code_only_where_samples_name_it(named: bool
         # All samples of forward met it, but no line can take more than the finding says.
         most = f"Sampled: {100 * table.loc['host code', 'bound_share']:.0f} % of the step"
         assert f"{most} in Net.forward (net.py:7: sort(x))" in table.loc["host code", "evidence"]
+
+
+@pytest.mark.parametrize(
+    ("recording", "share"),
+    [
+        (lambda: one_long_op().recording(), 0.0),
+        (lambda: metric(9, reads=True), 0.33),
+        (lambda: metric(100, reads=True), 0.85),
+        (lambda: metric(100, reads=False), 0.85),
+        (lambda: with_pause("op").recording(), 0.5),
+    ],
+)
+def test_what_samples_could_name_is_known_from_the_trace(recording: Callable[[], Recording], share: float) -> None:
+    assert unnamed_share(facts(recording())) == pytest.approx(share, abs=0.03)
+
+
+def test_an_interruption_of_one_step_is_not_worth_sampling() -> None:
+    hand, model = one_layer()
+    for number, late in enumerate((0, 9000)):
+        t = 100_000 * number
+        hand.step(t, t + 1000 + late).call(model, t, t + 999).op("aten::mm", t + 1, t + 998)
+
+    assert unnamed_share(facts(hand.recording())) == 0.0
 
 
 @pytest.mark.parametrize("where", ["before", "after"])

@@ -331,6 +331,16 @@ def test_what_a_gpu_can_do_is_known_by_its_number(name: str, facts: dict[str, An
     assert told == ({what: what in can for what in told} if can is not None else dict.fromkeys(told))
 
 
+def test_copies_that_computation_hides_cost_nothing() -> None:
+    hand = ByHand()
+    for t in range(0, 10_000 * STEPS, 10_000):
+        hand.step(t, t + 2000)
+        hand.kernel("gemm", t + 1, t + 2, t + 1999)
+        hand.kernel("Memcpy HtoD (Pinned -> Device)", t + 5, t + 10, t + 1500, category="gpu_memcpy")
+
+    assert "host-device copies" not in found(hand.recording(), "host-device copies").index
+
+
 def test_bytes_of_copies_come_from_the_trace(tmp_path: Path) -> None:
     trace = training(1)
     trace.event("Memcpy DtoH (Device -> Pageable)", 955, 960, "gpu_memcpy", 7, 0, device=0, stream=7, bytes=256)

@@ -35,6 +35,17 @@ def test_p99_is_given_only_where_there_are_enough_requests(count: int, known: bo
             found.highest_rate(100)
 
 
+def test_a_load_has_its_parts_each_with_an_interval() -> None:
+    found = fake(np.full(400, 10.0) + np.arange(400) % 2).at(50)
+
+    assert found.utilization == pytest.approx(0.525)
+    assert found.service_ms == pytest.approx(10.5)
+    assert found.wait_ms == pytest.approx(0.525 * 10.5 / (2 * (1 - 0.525)), rel=0.1)  # almost constant service
+    for name in ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "wait_ms", "service_ms", "utilization"):
+        low, high = found.intervals[name]
+        assert low <= getattr(found, name) <= high
+
+
 class OfMeanTime(LoadModel):
     """A service whose highest rate keeps it busy for a fifth of the time."""
 
@@ -112,6 +123,21 @@ def test_the_highest_rate_for_the_bound_is_confirmed_by_runs(clock: FakeClock) -
     assert found.costs.loc["highest", "requests_per_s"] == lowered.rate_per_s
 
 
+def test_the_time_that_perfnb_takes_between_requests_lowers_the_rate(clock: FakeClock) -> None:
+    class Slowly(list[int]):
+        """Each takes perfnb 0.02 ms to fetch."""
+
+        def __getitem__(self, place: int) -> int:
+            clock.pass_exactly(0.02)
+            return super().__getitem__(place)
+
+    found = perfnb.latency(lambda _: clock.pass_exactly(0.08), Slowly([1, 1]), budget_s=0.1)
+
+    assert found.at(5_000).service_ms == pytest.approx(0.08, rel=0.01)
+    assert found.at(5_000).utilization == pytest.approx(0.5, rel=0.05)
+    assert found.costs.loc["closed", "requests_per_s"] == pytest.approx(10_000, rel=0.05)
+
+
 @pytest.mark.slow
 def test_a_real_model_alone_and_at_a_rate(tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -127,6 +153,16 @@ def test_a_real_model_alone_and_at_a_rate(tmp_path: Path) -> None:
     assert {1, 2, 4} <= set(found.batching.sizes.index)
     assert (found.samples["latency_ms"] >= found.samples["service_ms"] - 1e-9).all()
     assert found.to_html(tmp_path / "latency.html").read_text("utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_requests_too_slow_for_warm_up_are_not_all_left_out(clock: FakeClock) -> None:
+    once = perfnb.latency(lambda _: clock.pass_exactly(900), ["a"], budget_s=0.1)
+    each = perfnb.latency(lambda _: clock.pass_exactly(10), ["a" * n for n in range(9)], budget_s=0.1)
+
+    assert once.at(0.1).service_ms == pytest.approx(900, rel=1e-3)
+    assert len(each.first_calls) == 2
+    assert len(each.samples) > 2
+    assert each.at(0.1).service_ms == pytest.approx(10, rel=1e-2)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import torch
 import perfnb
 from perfnb.inference.generation import cache_of
 from perfnb.inference.samples import Cache
+from perfnb.inference.serving import TokenTimes
 from tests.fake_clock import FakeClock
 from tests.inference.latency_samples import fake, words_of
 from tests.inference.models import small_gpt2
@@ -69,6 +70,19 @@ def test_goodput_is_no_higher_than_the_rate_of_requests(generated: Any) -> None:
 
     assert len(found.open_run.samples) == 11
     assert found.goodput_per_s(ttft_ms=10_000) == pytest.approx(2)
+
+
+def test_a_streamer_skips_the_prompt_and_counts_tokens_guessed_ahead(clock: FakeClock) -> None:
+    times = TokenTimes()
+    times.put(torch.ones(1, 7))
+    clock.pass_exactly(10)
+    times.put(torch.ones(1))
+    clock.pass_exactly(5)
+    times.put(torch.ones(3))
+    times.end()
+
+    assert len(times) == 4
+    assert (np.diff(times) / 1e6).round(1).tolist() == [5.0, 0.0, 0.0]
 
 
 @pytest.mark.slow

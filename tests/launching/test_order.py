@@ -132,6 +132,14 @@ def test_a_script_makes_its_own(option: dict[str, Any]) -> None:
         perfnb.profile_ranks(__file__, **option)
 
 
+def test_more_ranks_than_a_machine_can_start_are_refused() -> None:
+    for number in (10**6, 5000):
+        with pytest.raises(ValueError, match=r"ranks must be at most [\d,]+ on this machine"):
+            perfnb.profile_ranks(lambda: None, number)
+    with pytest.raises(ValueError, match=r"ranks must be at most"):
+        perfnb.rank_scaling(lambda: None, (1, 10**6))
+
+
 @pytest.mark.parametrize(("cores", "most", "said"), [(0.5, 64, "1 core"), (16.9, 64, "16 cores"), (17.0, 68, "17 c")])
 def test_64_ranks_or_4_per_core_can_start(cores: float, most: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perfnb.step.environment.usable_cpus", lambda: cores)

@@ -104,6 +104,11 @@ def test_nothing_is_installed_outside_the_windows() -> None:
     assert all(count > 0 for count, _ in seen[15 : 10 + profiler.length])
 
 
+def test_early_steps_are_warm_up() -> None:
+    (profile,) = run(Training(), at=1, steps=4).profiles
+    assert list(profile.steps["pass"])[:6] == ["warmup"] * 2 + ["timed"] * 4
+
+
 @pytest.mark.parametrize("inside", [2, 5, 7, 9, 11, 12])
 def test_a_loop_that_is_left_leaves_nothing(inside: int) -> None:
     training = Training()

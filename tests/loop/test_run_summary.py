@@ -145,6 +145,17 @@ def test_memory_that_changes_but_does_not_keep_growing(memory: Any) -> None:
     assert "memory growth" not in bottlenecks(run(usual(N), memory=memory))
 
 
+def test_memory_that_profiles_take_is_not_growth_and_does_not_hide_it() -> None:
+    def memory(step: int) -> int:
+        return steady_memory(step) + 300 * MIB * ((step > 420) + (step > 1020))
+
+    windows = [(400, 425), (1000, 1025)]
+    assert run(usual(N), memory=memory, windows=windows).verdict == "Steady"
+    growing = run(usual(N), memory=lambda step: memory(step) + step * MIB // 4, windows=windows)
+    assert growing.verdict == "Memory grows"
+    assert "255 KiB per step" in evidence(growing)
+
+
 @pytest.mark.parametrize("steps", [1, 29])
 def test_too_few_steps_for_a_verdict(steps: int) -> None:
     waits = np.full(steps, 50.0)

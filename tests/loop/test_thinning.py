@@ -85,3 +85,11 @@ def test_a_long_run_needs_bounded_memory_and_keeps_its_sums(clock: object, monke
     ones = found.rows[:, AT["one_wall_ns"]] / 1e6
     assert np.median(ones) == pytest.approx(np.median(wall), rel=0.005), "as all steps, not as means of rows"
     assert ones.std() == pytest.approx(usual(40_000).std(), rel=0.1)
+
+
+def test_memory_readings_are_bounded(clock: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "MOST_READINGS", 64)
+    found = recorder_of(usual(5000)).recorded()
+    assert len(found.readings) <= 66
+    assert (np.diff(found.readings[:, 0]) >= 0).all()
+    assert found.readings[-1, 0] == found.facts["duration_ns"]

@@ -11,6 +11,7 @@ import pytest
 from perfnb.memory.allocations import Watched
 from perfnb.memory.table import (
     INSTANTS,
+    LARGEST,
     MemorySummary,
     _largest,
     fullest,
@@ -160,6 +161,33 @@ def test_a_long_timeline_is_thinned_to_its_envelope() -> None:
     stretches = [np.floor(frame["t_ms"].astype(float) * 1e-1 * (INSTANTS - 3)) for frame in (table, line)]
     most = [frame["total"].groupby(stretch).max() for frame, stretch in zip((table, line), stretches, strict=True)]
     assert most[0].to_dict() == most[1].to_dict()
+
+
+@pytest.mark.slow
+def test_the_largest_at_every_instant_are_listed() -> None:
+    watched = watch(random_blocks(3000))
+    summary = memory_summary(watched, memory_table(watched))
+    assert summary is not None
+
+    listed = summary.largest
+    assert len(listed) < 2000
+    start, end = watched.blocks["start"].to_numpy() / 1e6, watched.blocks["end"].to_numpy() / 1e6
+    for t_ms in summary.timeline["t_ms"].iloc[::7]:
+        alive = watched.blocks.loc[(start <= t_ms) & (end > t_ms), "bytes"].nlargest(LARGEST)
+        ours = listed.loc[(listed["start_ms"] <= t_ms) & (listed["end_ms"] > t_ms), "bytes"].nlargest(LARGEST)
+        assert ours.tolist() == alive.tolist()
+
+
+def test_lives_of_the_largest_are_clipped_to_the_step() -> None:
+    largest = summary_of(step_with_memory().block(500, C + 200, 17, 50)).largest.set_index("bytes")
+
+    lives = {size: (round(row["start_ms"], 6), round(row["end_ms"], 6)) for size, row in largest.iterrows()}
+    assert (lives[50], lives[500], lives[473]) == ((0, 0.2), (0.25, 0.62), (0.515, 0.52))
+    assert largest.loc[500, ["category", "layer", "phase", "op"]].tolist() == [
+        *("activations", "model.b", "forward", "aten::mm"),
+    ]
+    gradient = largest[largest["category"] == "gradients"]
+    assert gradient["end_ms"].tolist() == [1.0, 1.0]
 
 
 def test_blocks_are_listed_if_they_are_among_the_eight_largest_at_any_instant() -> None:

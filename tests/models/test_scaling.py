@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import perfnb
 from perfnb.models import scaling
@@ -170,3 +171,21 @@ def test_the_time_that_the_warm_up_leaves_decides_how_many_rounds_run(
     ]
     warned = ["Not all sizes had reached steady state when the warm-up ended."]
     assert list(found.notes) == (warned if steady is False else []) + ["busy"]
+
+
+def test_sizes_run_side_by_side_and_are_counted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[float] = []
+    ran: list[float] = []
+
+    def make(size: float) -> Any:
+        made.append(size)
+        return lambda: ran.append(size) or torch.ones(int(size)).sum()
+
+    monkeypatch.setattr(scaling, "_counted", lambda step: (len(ran), None))
+    found = perfnb.scaling_study(make, [9, 3, 9], budget_s=0.05)
+
+    assert made == [3, 9]
+    assert found.table["size"].tolist() == [3, 9]
+    assert ran.count(3) == ran.count(9) >= scaling.FEWEST_ROUNDS
+    assert found.table["peak_bytes"].tolist() == [len(ran)] * 2
+    assert found.table["flops"].isna().all()

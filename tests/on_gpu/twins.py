@@ -21,7 +21,7 @@ TWINS = {
     "test_an_ab_test_of_equal_steps_is_not_decided": "Judges times; on a CPU, make accuracy has its twin.",
     "test_the_demo_of_readme_runs_on_a_gpu": "gpu/test_gpu.py",
     "test_many_tiny_kernels_are_launch_bound": (
-        "findings/test_gpu.py::test_many_short_gaps_are_launches_however_much_of_the_step_they_are"
+        "findings/test_gpu.py::test_many_short_gaps_are_launch_overhead_even_if_they_are_most_of_the_step"
     ),
     "test_an_item_in_the_loop_is_synchronisation": (
         "findings/test_gpu.py::test_idle_time_has_one_cause_and_adds_up_with_the_work_to_the_step"

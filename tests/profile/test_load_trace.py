@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,6 +65,26 @@ def test_the_layers_are_those_that_the_modules_tell(tmp_path: Path) -> None:
     assert special == {"(loss)": 20, "(gradient accumulation)": 20}
 
 
+def test_events_have_their_layer_phase_step_and_rank(tmp_path: Path) -> None:
+    trace = training()
+    trace.kernel("late", 1500, 1510, 1530).op("aten::outside", 1600, 1610)
+
+    events = loaded(trace, tmp_path).events
+
+    assert len(events) == len(trace.events)
+    assert events["start_ns"].iloc[0] == 0
+    assert (events["rank"] == 3).all()
+    gemm_t = events[events["name"] == "gemm_t"]
+    assert gemm_t["layer"].tolist() == ["Net_0.Linear_1", "Net_0.Linear_0"] * 2
+    assert gemm_t["phase"].tolist() == ["backward"] * 4
+    assert gemm_t["step"].tolist() == [9, 9, 10, 10]
+    for name in ("late", "aten::outside"):
+        (row,) = events[events["name"] == name].to_dict("records")
+        assert pd.isna([row["layer"], row["phase"], row["step"]]).all()
+    (module,) = events[(events["name"] == "nn.Module: ReLU_0") & (events["step"] == 10)].to_dict("records")
+    assert (module["category"], module["layer"], module["phase"]) == ("python_function", "Net_0.ReLU_0", "forward")
+
+
 def test_work_outside_the_steps_is_the_gpus_and_no_steps(tmp_path: Path) -> None:
     trace = training(1).kernel("late", 1500, 1510, 1530)
 
@@ -74,6 +95,22 @@ def test_work_outside_the_steps_is_the_gpus_and_no_steps(tmp_path: Path) -> None
     assert row["total_ms"] == pytest.approx(1.43)
     assert row["busy_ms"] == pytest.approx(0.3 + 0.02 + 0.1 + 0.1 + 0.04 + 0.02)
     assert in_us(profile.kernels["total_ms"]) == {"gemm": 400, "gemm_t": 140, "relu": 20}
+
+
+def test_a_range_on_a_device_belongs_to_the_stream_of_its_work(tmp_path: Path) -> None:
+    trace = training(1).kernel("odd", 855, 860, 870, stream=9, device=2)
+    trace.event("ProfilerStep#9", 100, 900, "gpu_user_annotation", 7, 0, **{"External id": 1})
+    trace.event("elsewhere", 100, 900, "gpu_user_annotation", 8, 0)
+
+    profile = loaded(trace, tmp_path)
+
+    events = profile.events[profile.events["category"] == "gpu_user_annotation"].set_index("name")
+    assert events.loc["ProfilerStep#9", ["device", "stream"]].tolist() == [0, 7]
+    assert events.loc["elsewhere", ["device", "stream"]].isna().all()
+    timeline = profile._timeline()
+    assert timeline is not None
+    titles = [track.title for track in timeline.of("stream")]
+    assert titles == ["GPU 0, stream 7", "GPU 2, stream 9", "Device without a number, no stream"]
 
 
 def test_the_text_of_a_trace(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
@@ -130,6 +167,20 @@ def test_steps_are_ordered_by_time_and_those_of_one_thread_count(tmp_path: Path)
     assert profile.steps["step"].tolist() == [8, 9, 10, 11]
     assert profile.steps["wall_ms"].tolist() == [0.1] * 4
     assert profile.ops.loc["aten::mm", "self_cpu_ms"] == pytest.approx((18 + 19 + 20 + 21) / 4e3)
+
+
+def test_an_event_that_ends_after_the_one_around_it_counts_as_inside(tmp_path: Path) -> None:
+    """As times rounded to quarters of a microsecond do."""
+    trace = Written().step(1, 0, 100).step(2, 100, 200)
+    trace.module("Net_0", 10, 50).op("aten::a", 20, 50.25).op("aten::b", 50, 60)
+    trace.module("Net_0", 110, 150).op("aten::a", 120, 150.25).op("aten::b", 150, 200.25)
+
+    profile = loaded(trace, tmp_path)
+
+    assert in_us(profile.ops["self_cpu_ms"]) == {"aten::a": 30, "aten::b": 30}
+    assert in_us(profile.layers["forward_ms"])["Net_0"] == 40
+    assert profile.layer_ops["op"].tolist() == ["aten::a"]
+    assert profile.phases["ms"].sum() == pytest.approx(0.1)
 
 
 def test_a_module_lies_where_it_was_called_first(tmp_path: Path) -> None:
@@ -198,3 +249,35 @@ def test_profiles_saved_before_there_were_traces_still_load(tmp_path: Path) -> N
         pd.testing.assert_frame_equal(getattr(old, table), getattr(profile, table))
     assert old.events["process"].isna().all()
     assert str(old) == str(profile)
+
+
+def test_facts_of_a_trace_are_in_meta(tmp_path: Path) -> None:
+    trace = training()
+    trace.facts["baseTimeNanoseconds"] = 10**18
+    name = {"ph": "M", "name": "thread_name", "pid": MAIN, "tid": BACKWARD, "args": {"name": "pt_autograd_0"}}
+    trace.events.append(name)
+
+    meta = loaded(trace, tmp_path).meta
+
+    assert (meta["rank"], meta["trace"]["world_size"], meta["base_ns"]) == (3, 8, 10**18)
+    assert meta["trace"]["thread_names"] == [[MAIN, BACKWARD, "pt_autograd_0"]]
+    assert meta["environment"]["gpus"] == ["Small GPU"]
+    json.dumps(meta)
+
+
+@pytest.mark.parametrize(
+    ("listed", "name"),
+    [
+        ([(0, "Small GPU")], "Small GPU"),  # numbers differ, but there is one kind
+        ([(0, "Small GPU"), (1, "Small GPU")], "Small GPU"),
+        ([(0, "Small GPU"), (1, "Large GPU")], "GPU 9"),
+        ([(0, "Small GPU"), (9, "Large GPU")], "Large GPU"),
+        ([(0, "")], "GPU 9"),
+        ([], "GPU 9"),
+    ],
+)
+def test_a_gpu_is_named_if_only_one_kind_is_listed(listed: list[tuple[int, str]], name: str, tmp_path: Path) -> None:
+    trace = Written(deviceProperties=[{"id": number, "name": word} for number, word in listed])
+    trace.op("aten::mm", 5, 10).kernel("k", 6, 20, 30, device=9)
+
+    assert loaded(trace, tmp_path).meta["environment"]["gpus"] == [name]

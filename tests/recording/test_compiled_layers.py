@@ -210,6 +210,20 @@ def test_the_kernels_have_their_layers_ops_and_lines() -> None:
     }
 
 
+def test_an_external_kernel_belongs_to_one_layer() -> None:
+    hand = ByHand().step(0, 200)
+    root, *_ = net(hand)
+    hand.call(root, 8, 112)
+    hand.op(f"## Call CompiledFxGraph {FORWARD} ##", 10, 60)
+    hand.op("aten::mm", 20, 50)
+    both = [operation("a", BLOCK, ("x", "y"), op="aten::mm"), operation("b", INNER, ("a",), op="aten::mm")]
+    made = graph(FORWARD, {"extern_kernels.mm": both}, *map(operation, "xy"), extern=("extern_kernels.mm",))
+
+    recording = with_compiled_regions(hand.recording(), [made], [CompiledCode("0/0")])
+
+    assert us(recording)["net.block"] == 30  # it reads twice as much as the other writes
+
+
 def test_kernels_that_fill_their_graphs_call_leave_no_overhead() -> None:
     hand = ByHand().step(0, 200)
     root, *_ = net(hand)
@@ -437,11 +451,48 @@ def test_a_function_that_calls_several_models_is_a_layer_of_its_own() -> None:
     assert "other threads" not in text
 
 
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (("L['first']", "G['second']"), ("first", "second")),
+        (("L['models']['a']", "L['models'][0]"), ("models['a']", "models[0]")),
+        (("G['trainer'].student", "G['trainer'].teacher"), ("trainer.student", "trainer.teacher")),
+    ],
+)
+def test_alike_models_in_a_function_are_distinguished_by_their_variables(
+    paths: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    recording = of_a_function(dict.fromkeys(paths, "Model"), dict.fromkeys(names, "Model"))
+
+    assert [us(recording)[name] for name in names] == [20, 30]
+
+
 def test_the_time_of_a_model_that_could_be_several_is_the_functions() -> None:
     paths = {"L['encoder']": "Encoder", "L['model']": "Model"}
     recording = of_a_function(paths, {"encoder": "Encoder", "a": "Model", "b": "Model"}, function="train")
 
     assert us(recording) == {"encoder": 20, "train()": 30, f"train().{OVERHEAD}": 50}
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ('._modules["it\'s"]', "it's"),
+        (".two words", "two words"),
+    ],
+)
+def test_unusual_names_of_modules_are_found(path: str, name: str) -> None:
+    hand = ByHand().step(0, 300)
+    root = hand.layer("net", compiled=True)
+    hand.layer(f"net.{name}", root)
+    hand.modules[-1]["module"] = "Inner"
+    hand.call(root, 8, 112)
+    region(hand, 10)
+    inner = operation("a", ((f"L['self']{path}", "Inner"),), ("x",))
+
+    recording = told(hand.recording(), [graph(FORWARD, {"cpp_fused_mul_0": [inner]}, operation("x"))])
+
+    assert us(recording)[f"net.{name}"] == 20
 
 
 def test_layers_called_in_compiled_code_that_tells_none_are_not_said_to_run_on_other_threads() -> None:

@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from perfnb.remedies.blocks import IN_LOOPS, PAIRS, BlockTrial, answer, counted_steps, judged, levers_for_loops
+from perfnb.remedies.blocks import IN_LOOPS, LEAD, PAIRS, BlockTrial, answer, counted_steps, judged, levers_for_loops
 from perfnb.remedies.levers import LEVERS, by_name
 from perfnb.remedies.verdicts import fewest_rounds
 
@@ -64,6 +64,12 @@ def test_drift_along_the_run_is_not_taken_for_the_lever(seed: int) -> None:
     assert found.verdict in ("same", "inconclusive")
     [found] = judged([tried("threads", lambda step, on: noise(step, on) * (1 + 0.01 * step) * (0.7 if on else 1))])
     assert found.verdict == "faster"
+
+
+def test_steps_right_after_a_switch_do_not_count() -> None:
+    size = LEAD + counted_steps(10.0)
+    [found] = judged([tried("compile", lambda step, on: 9000.0 if on and step % size < 2 else 10.0 - 2.0 * on)])
+    assert (found.verdict, found.ratio) == ("faster", pytest.approx(0.8))
 
 
 @pytest.mark.parametrize("levers", [1, 2, 4, 8])

@@ -25,7 +25,7 @@ from perfnb.errors import CaptureError
 from perfnb.findings import rules
 from perfnb.findings.proposed_code import REMEDIES
 from perfnb.findings.rules import RULES
-from perfnb.remedies.lever import prepared
+from perfnb.remedies.lever import all_on, prepared
 from perfnb.remedies.levers import LEVERS, by_name
 from perfnb.remedies.state import fingerprint, untouched
 from perfnb.remedies.subject import Subject, find_subject
@@ -58,6 +58,14 @@ def training() -> tuple[Subject, Callable[[], Any]]:
 
     step()
     return find_subject(step, None, namespace_of(step)), step
+
+
+def test_a_subject_has_what_the_step_uses_under_the_users_names() -> None:
+    subject, _ = training()
+    assert list(subject.models) == ["model"]
+    assert list(subject.optimizers) == ["opt"]
+    assert subject.trains
+    assert subject.kinds == {"cpu"}
 
 
 def test_a_part_in_several_variables_has_the_name_that_findings_give_it() -> None:
@@ -340,6 +348,19 @@ def test_a_step_that_updates_every_fourth_time_is_left_as_it_was_and_no_reason_i
     assert found.table.loc["gc_freeze", "values"] == SAME
     for lever in ("fused_optimizer", "set_to_none"):
         assert "if it updates only every few calls" in found.table.loc[lever, "why_not"]
+
+
+def test_levers_can_be_on_together() -> None:
+    subject, _ = training()
+    levers, before = by_name(), torch.get_num_threads()
+    with (
+        prepared(levers["threads"], subject, 0.0) as threads,
+        prepared(levers["fused_optimizer"], subject, 0.0) as fused,
+        all_on([threads.switch, fused.switch])(),
+    ):
+        assert all(group["fused"] for group in subject.optimizers["opt"].param_groups)
+        assert torch.get_num_threads() != before or levers["threads"].refuses(subject)
+    assert not any(group["fused"] for group in subject.optimizers["opt"].param_groups)
 
 
 def test_every_lever_named_by_a_rule_exists() -> None:

@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import perfnb
+from perfnb import quantities as fmt
 from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED, Values
 from perfnb.errors import CaptureError
 from perfnb.remedies import lever as lever_module
@@ -95,6 +96,49 @@ def test_the_budget_holds(step_s: float, clock: FakeClock, monkeypatch: pytest.M
     assert found.table["ratio"].notna().sum() >= (3 if step_s < 1 else 1)
 
 
+def test_all_figures_of_a_kept_lever_come_from_one_measurement(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = Waiting(clock, 0.1)
+    plant(monkeypatch, switched("half", wait.shorter(0.5)))
+    found = perfnb.try_levers(training(pause=wait)[0], levers=["half"], budget_s=30)
+    row, confirmed, step_ms = found.table.loc["half"], found.figures.confirmed, found.figures.step_ms
+    assert confirmed is found.figures.trials[0]
+    assert row["saves_ms"] == pytest.approx(step_ms * (1 - row["ratio"]), rel=1e-12)
+    said, ratio = str(found), fmt.with_interval(fmt.ratio(row["ratio"]), row["ratio"], confirmed.ratio_ci)
+    saved = f"{fmt.duration(row['saves_ms'])} saved ({fmt.share(1 - row['ratio'])} less)"
+    assert f"step {fmt.duration(step_ms)}" in said
+    assert f"Keep half: {saved}" in said
+    assert ratio in said
+
+
+@pytest.mark.parametrize(("settles", "verdict"), [(True, "faster"), (False, "slower")])
+def test_a_lever_that_settles_is_timed_in_blocks_after_its_first_step(
+    settles: bool, verdict: str, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = Waiting(clock, 0.1)
+
+    @contextmanager
+    def on(_: Subject) -> Iterator[None]:
+        factors = iter([1.5])
+        plain = wait.seconds
+
+        def pause() -> None:
+            clock.sleep(plain * next(factors, 0.5))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Waiting, "__call__", lambda self: pause())
+            yield
+
+    plant(monkeypatch, switched("compiled", on, settles=settles))
+    step, _ = training(pause=lambda: wait())
+    found = perfnb.try_levers(step, levers=["compiled"], budget_s=60)
+    row = found.table.loc["compiled"]
+    assert row["verdict"] == verdict
+    assert row["ratio"] == pytest.approx(0.5 if settles else 1.5, rel=0.05)
+    assert found.best == (("compiled",) if settles else ())
+
+
 def test_levers_that_could_not_be_timed_have_a_sufficient_budget(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +181,22 @@ def test_arguments_that_cannot_work_are_refused_at_once() -> None:
     with pytest.raises(TypeError, match=r"try_levers\(step, loader\)"):
         perfnb.try_levers(lambda batch: step())
     assert list(perfnb.try_levers(step, levers="gc_freeze", budget_s=60).table.index) == ["gc_freeze"]
+
+
+def test_a_leaked_switch_names_its_lever_and_is_put_back(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = torch.get_num_threads()
+
+    @contextmanager
+    def leaking(_: Subject) -> Iterator[None]:
+        torch.set_num_threads(threads + 1)
+        yield
+
+    plant(monkeypatch, switched("leaks", leaking))
+    step, _ = training(pause=Waiting(clock, 0.1))
+    words = "After trying leaks, torch's number of threads has changed: perfnb has restored it"
+    with pytest.raises(CaptureError, match=words):
+        perfnb.try_levers(step, levers=["gc_freeze", "leaks"], budget_s=60)
+    assert torch.get_num_threads() == threads
 
 
 def test_a_step_that_only_accumulates_gradients_trains() -> None:

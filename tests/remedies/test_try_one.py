@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
 from perfnb.bench.values import Values
 from perfnb.profile.kept_step import kept_call
-from perfnb.remedies.try_levers import LeverTrials, try_one
+from perfnb.remedies.try_levers import LeverTrials, bounds_of, try_one
 from perfnb.remedies.verdicts import LeverFigures, LeverTrial
 from perfnb.remedies.view import trial_answer
 
@@ -23,6 +24,14 @@ def answered(trial: LeverTrial, **figures: Any) -> dict[str, Any]:
     answer = trial_answer(trials, trial.lever)
     json.dumps(answer, allow_nan=False)
     return answer
+
+
+def test_the_largest_bound_of_each_bottleneck_decides_the_order() -> None:
+    findings = pd.DataFrame(
+        {"bottleneck": ["memory bandwidth", "waiting", "memory bandwidth"], "bound_ms": [4.0, None, 1.0]}
+    ).astype({"bound_ms": "Float64"})
+
+    assert bounds_of(findings) == {"memory bandwidth": 4.0, "waiting": 0.0}
 
 
 NOT_YET = "{} on this machine, but do not keep it yet"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from perfnb.bench.values import DIFFERENT, NOISE, REDUCED, SAME, UNCHECKED, Valu
 from perfnb.remedies import lever as lever_module
 from perfnb.remedies import values
 from perfnb.remedies.budget import LeverPlan, TrialBudget, plan_for
-from perfnb.remedies.lever import Compiled, Lever, PreparedLever, always
+from perfnb.remedies.lever import Compiled, Lever, PreparedLever, Switch, always
 from perfnb.remedies.levers import by_name
 from perfnb.remedies.measuring import time_levers
 from perfnb.remedies.subject import Subject
@@ -33,6 +34,19 @@ from perfnb.remedies.verdicts import (
 )
 from perfnb.stats.comparisons import compare_with_first
 from tests.fake_clock import FakeClock
+
+
+def allowed(
+    plan: LeverPlan, levers: Sequence[Lever], step_s: float, budget_s: float, clock: FakeClock, each_s: float = 0.0
+) -> list[str]:
+    """Return the levers that are tried, as in the loop, if preparing one takes what is planned."""
+    budget, ready = TrialBudget(budget_s, "time"), list[PreparedLever]()
+    budget.plan, budget.step_s, budget.each_s = plan, step_s, each_s
+    for one in levers:
+        if budget.allows(one, ready):
+            clock.sleep(plan.each * step_s + each_s)
+            ready.append(PreparedLever(one, nullcontext, switching_s=0.0))
+    return [one.lever.name for one in ready]
 
 
 def test_a_verdict_agrees_with_its_interval() -> None:
@@ -71,6 +85,24 @@ def test_the_fewest_rounds_can_reach_the_corrected_level(levers: int) -> None:
 
 def lever(name: str = "a", **traits: Any) -> Lever:
     return Lever(name, "a lever of a test", lambda _: "", always(lambda _: nullcontext()), lambda _: [], **traits)
+
+
+def test_a_long_step_gets_as_many_levers_as_the_budget_allows(clock: FakeClock) -> None:
+    names = list("abcdefghij")
+    ten = [lever(name) for name in names]
+    assert allowed(LeverPlan(), ten, 0.01, 60, clock) == names
+    few = len(allowed(LeverPlan(), ten, 1.0, 60, clock))
+    assert 1 <= few < 10
+    assert (few + 1) * fewest_rounds(few) * 1.0 <= 60
+    assert allowed(plan_for("time", 5.0, 110), ten, 5.0, 100, clock) == ["a"]
+    assert allowed(plan_for("time", 5.0, 60), ten, 5.0, 60, clock) == []
+    assert allowed(plan_for("memory", 5.0, 110), ten, 5.0, 80, clock) == ["a", "b", "c", "d"]
+    assert allowed(LeverPlan(), ten[:2], 0.1, 60, clock, each_s=40) == ["a"]
+
+
+def test_a_lever_that_needs_many_steps_makes_room_for_the_next(clock: FakeClock) -> None:
+    ahead = lever("ahead", in_blocks=True)
+    assert allowed(LeverPlan(), [ahead, lever("b"), lever("c")], 1.0, 60, clock) == ["b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -265,6 +297,25 @@ def test_if_all_levers_are_hopeless_nothing_more_is_timed(clock: FakeClock) -> N
     alone = time_levers(subject, [torch.no_grad], 10.0, lambda *_: None, warm=2, block=1, ahead=False)
     assert np.isnan(alone).all()
     assert (alone.shape, len(runs)) == ((2, 2), 4)
+
+
+def test_a_hopeless_lever_leaves_its_time_to_the_others(clock: FakeClock) -> None:
+    factor = [1.0]
+    subject = Subject(lambda: clock.pass_exactly(10 * factor[-1]), None, {}, {}, None)
+
+    def slower(by: float) -> Switch:
+        @contextmanager
+        def on() -> Iterator[None]:
+            factor.append(by)
+            yield
+            factor.pop()
+
+        return on
+
+    both = time_levers(subject, [slower(50), slower(2)], 2.0, lambda *_: None, warm=2, block=1, ahead=False)
+    assert np.isnan(both).all(axis=1).tolist() == [False, True, False]
+    assert np.median(both[2] / both[0]) == pytest.approx(2, rel=0.01)
+    assert both.shape[1] == pytest.approx((2.0 - 2 * 0.53) / 0.03, abs=1)
 
 
 @pytest.mark.slow

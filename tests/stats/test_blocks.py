@@ -39,6 +39,12 @@ def test_the_mean_of_independent_blocks_has_students_interval() -> None:
     assert np.isnan(mean_of_blocks([]).estimate)
 
 
+def test_a_share_is_that_of_the_sums() -> None:
+    waits, steps = np.full(100, 2.0), np.full(100, 8.0)
+    assert ratio_of_sums(waits, steps) == Centre(0.25, 0.25, 0.25)
+    assert not ratio_of_sums(waits[:10], steps[:10]).bounded
+
+
 def test_correlated_blocks_count_for_fewer() -> None:
     # A straight line: the correlation counts as 0.9 at most, and at least 3 blocks are independent; t(0.975, 2).
     rising = np.arange(20.0)
@@ -83,6 +89,18 @@ def test_no_change_in_correlated_steps(seed: int) -> None:
     found = changes_in(correlated(2000, 0.5, seed))
     assert found is not None
     assert (found.kind, found.places, found.ratio) == ("steady", (), (1.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize("place", [300, 1000, 1700])
+def test_a_jump_is_found_where_it_is(place: int) -> None:
+    times = correlated(2000, 0.5, 1)
+    times[place:] *= 1.2
+    found = changes_in(times)
+    assert found is not None
+    assert found.kind == "jumps"
+    assert len(found.places) == 1
+    assert abs(found.places[0] - place) <= 12
+    assert found.ratio.low < 1.2 < found.ratio.high
 
 
 def test_a_jump_inside_a_block_has_its_exact_place_and_a_drift_its_ends() -> None:

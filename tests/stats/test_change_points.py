@@ -38,6 +38,14 @@ def test_a_change_and_its_end_are_found_though_they_look_like_correlation() -> N
     assert [found.place for found in change_points(values)] == [100, 200]
 
 
+def test_a_few_entries_after_a_change_are_enough() -> None:
+    values = noise(205, 3, 0.01)
+    values[200:] *= 1.1
+
+    assert [found.place for found in change_points(values)] == [200]
+    assert change_points(values[:203]) == []
+
+
 def levels(count: int, *of: float) -> np.ndarray:
     rng = np.random.default_rng(5)
     return np.concatenate([level + rng.permutation(np.arange(float(count))) for level in of])

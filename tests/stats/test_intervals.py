@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binom
+from scipy.stats import binom, rankdata
 
 from perfnb.stats import intervals
 from perfnb.stats.intervals import (
@@ -54,6 +54,24 @@ def test_few_strongly_correlated_steps_have_an_interval_that_is_too_narrow(steps
 
     assert low <= covered([(each.low, each.high) for each in found if each], 0.0) <= high
     assert ([each.method for each in found if each].count(RANGE) > 200) == (steps == 20)
+
+
+def test_correlated_steps_are_distinguished_from_independent_ones() -> None:
+    rng = np.random.default_rng(13)
+    methods = {
+        rho: [interval_of_median(row).method for row in autoregressive(rng, 100, 100, rho)]  # type: ignore[union-attr]
+        for rho in (0.0, 0.6)
+    }
+
+    assert methods[0.6].count(CORRELATED_STATISTICS) >= 95
+    assert methods[0.0].count(ORDER_STATISTICS) >= 90
+
+
+def test_too_few_steps_for_their_correlation_give_their_range_and_say_so() -> None:
+    samples = np.arange(20.0)
+
+    assert interval_of_median(samples) == (0.0, 19.0, RANGE)
+    assert interval_of_median(samples[:5]) is None
 
 
 @pytest.mark.parametrize(
@@ -174,6 +192,15 @@ def test_the_interval_scales_with_the_unit_and_holds_the_median(samples: list[fl
     assert 0 < effective_size(samples) <= len(samples)
 
 
+@given(st.lists(st.integers(1, 5), min_size=8, max_size=40))
+def test_equal_steps_share_their_rank(samples: list[int]) -> None:
+    n, ranks = len(samples), rankdata(samples)
+    ranks -= ranks.mean()
+    raw = ranks[1:] @ ranks[:-1] / max(ranks @ ranks, 1e-9)
+
+    assert lag1(samples) == (pytest.approx(np.clip((raw * (n - 1) + 1) / (n - 4), -1, 1)) if ranks.any() else 0)
+
+
 def test_autocorrelation_is_corrected_for_its_bias_but_never_exceeds_1() -> None:
     assert lag1([1.0, 2.0] * 8) == -1.0
     assert lag1([1.0, 1.0, 2.0, 2.0] * 2) == pytest.approx((1 / 8 * 7 + 1) / 4)
@@ -186,6 +213,14 @@ def test_equal_steps_have_an_interval_without_width() -> None:
     assert relative_standard_error([2.0] * 30) == 0.0
     assert relative_standard_error([2.0] * 5) is None
     assert relative_standard_error([0.0] * 30) is None
+
+
+def test_the_standard_error_is_that_of_a_normal_median() -> None:
+    rows = 5.0 + np.random.default_rng(17).normal(0, 0.1, (200, 100))
+
+    errors = [relative_standard_error(row) for row in rows]
+
+    assert np.mean(errors) == pytest.approx(1.2533 * 0.1 / 5.0 / 10, rel=0.15)  # type: ignore[arg-type]
 
 
 def test_where_half_of_the_steps_stall_the_median_is_known_to_be_unknown() -> None:

@@ -38,6 +38,17 @@ def test_a_value_beyond_a_fence_is_in_its_class(value: float, expected: dict[str
     assert (found.samples, found.share) == (103, found.count / 103)
 
 
+def test_a_stall_is_counted_and_its_place_known() -> None:
+    samples = list(5.0 + np.random.default_rng(1).normal(0, 0.1, 50))
+    samples[17] = 1000.0
+
+    found = classify_outliers(samples)
+
+    assert 17 in found.high_severe
+    assert found.share == found.count / 50
+    assert "1 high severe" in str(found)
+
+
 def test_what_it_says() -> None:
     assert str(Outliers((), (), (), (), 20)) == "no outliers among 20 steps"
     assert str(Outliers((), (3,), (), (), 20)) == "1 outlier among 20 steps: 1 low mild"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import norm, t
+from scipy.stats import mannwhitneyu, norm, t
 
 from perfnb.stats import comparisons
 from perfnb.stats.comparisons import PairedComparison, compare_pairs
@@ -127,6 +127,21 @@ def test_the_rule(shift: float, noise: float, band: float, verdict: str) -> None
     assert found.correlation == 0
 
 
+def test_few_correlated_pairs_count_as_at_least_three_independent_ones() -> None:
+    values = 0.01 * np.arange(20.0)  # each says nearly the same as the one before
+
+    found, plain = compare_pairs(values), hodges_lehmann(values)
+
+    assert found.correlation == 0.9
+    assert found.ratio_ci is not None
+    # Student's t for three and for 20 values, from a table.
+    wider = math.sqrt(20 / 3) * 4.3027 / 2.0930
+    assert math.log(found.ratio_ci[0]) == pytest.approx(plain.estimate - wider * (plain.estimate - plain.low), rel=1e-3)
+    assert math.log(found.ratio_ci[1]) == pytest.approx(
+        plain.estimate + wider * (plain.high - plain.estimate), rel=1e-3
+    )
+
+
 @pytest.mark.parametrize(("rho", "independent"), [(0.0, 20.0), (0.5, 20 / 3), (0.8, 3.0)])
 def test_correlated_pairs_count_for_fewer_but_for_at_least_three(
     rho: float, independent: float, monkeypatch: pytest.MonkeyPatch
@@ -180,6 +195,16 @@ def test_equal_pairs_and_wrong_ones() -> None:
             compare_pairs([0.0] * 10, band)
 
 
+def test_very_many_pairs_are_judged_by_medians_of_neighbours() -> None:
+    values = np.random.default_rng(48).normal(0.01, 0.05, 20_001)
+
+    found = compare_pairs(values)
+
+    assert found.pairs == 20_001
+    assert found.ratio == pytest.approx(math.exp(0.01), rel=0.002)
+    assert found.verdict == "same"
+
+
 def test_medians_of_neighbours_are_compared_if_there_are_very_many_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparisons, "_MOST", 3)
     found = compare_pairs([0.1, 0.2, 9.0, 0.3, 0.4, 0.5, -9.0])  # the medians are 0.25 and 0.4
@@ -196,3 +221,28 @@ def test_swapping_a_and_b_inverts_the_ratio_and_mirrors_the_verdict(pairs: list[
     assert swapped.smallest_detectable == pytest.approx(found.smallest_detectable)
     if found.ratio_ci is not None:
         assert swapped.ratio_ci == pytest.approx((1 / found.ratio_ci[1], 1 / found.ratio_ci[0]))
+
+
+@given(pairs_of)
+def test_the_intervals_are_nested_around_the_ratio(pairs: list[float]) -> None:
+    found = compare_pairs(pairs)
+
+    if found.ratio_ci is not None and found.equivalence_ci is not None:
+        low, high = found.ratio_ci
+        inner_low, inner_high = found.equivalence_ci
+        assert low <= inner_low <= found.ratio * (1 + 1e-12)
+        assert found.ratio * (1 - 1e-12) <= inner_high <= high
+    assert 0 <= found.p_value <= 1
+    # A wider band makes more the same, never the other way round.
+    if found.equivalent:
+        assert compare_pairs(pairs, 0.05).verdict == "same"
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_one_after_the_other_equal_steps_differ_in_more_than_a_fifth_of_cases(load: str) -> None:
+    rng = np.random.default_rng(42)
+    times = steps(rng, 200, 80, LOADS[load], 0.05)
+
+    p_values = mannwhitneyu(times[:, :40], times[:, 40:], axis=1).pvalue
+
+    assert np.mean(p_values < 0.05) > 0.2

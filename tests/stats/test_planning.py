@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from perfnb.stats.comparisons import compare_pairs
 from perfnb.stats.intervals import interval_of_median, spread
@@ -20,6 +22,36 @@ from perfnb.stats.planning import (
     still_needed,
 )
 from tests.system.machines import autoregressive
+
+
+# Sample sizes of the paired t-test at 90 % power from G*Power's tables of dz = effect / deviation.
+@pytest.mark.parametrize(("dz", "pairs"), [(1.0, 13), (0.5, 44), (2 / 3, 26), (1 / 3, 97), (0.2, 265)])
+def test_pairs_needed_are_those_of_the_paired_t_test(dz: float, pairs: int) -> None:
+    found = pairs_needed(1.0, dz)
+
+    # Equivalence asks for a few pairs more, (2 x 1.645 / (1.960 + 1.282))^2 = 1.03 times as many where they are many.
+    assert pairs <= found <= pairs + 8
+    assert pairs < 90 or found == pytest.approx(1.03 * pairs, rel=0.01)
+
+
+def test_a_plan_from_ten_pairs_is_enough_in_most_cases() -> None:
+    rng = np.random.default_rng(32)
+    needed = pairs_needed(0.02, math.log1p(0.02))
+
+    planned = [plan_pairs(pilot).needed for pilot in rng.normal(0, 0.02, (150, 10))]
+
+    assert 0.7 <= np.mean(np.array(planned) >= needed) <= 0.92
+    assert np.median(planned) <= 3 * needed
+
+
+@pytest.mark.parametrize(("budget_s", "count"), [(math.inf, 1000), (2.0, 20), (0.01, 6)])
+def test_the_budget_bounds_the_pairs(budget_s: float, count: int) -> None:
+    pilot = np.random.default_rng(33).normal(0, 0.5, 10)
+
+    plan = plan_pairs(pilot, budget_s=budget_s, pair_s=0.1)
+
+    assert (plan.count, plan.enough) == (count, False)
+    assert plan.needed > 1000
 
 
 # G*Power's tables of dz = effect / deviation ask for 13, 44, 26, 97 and 265 pairs at 90 % power. Equivalence asks for a
@@ -155,3 +187,20 @@ def test_more_samples_are_needed_as_the_interval_shrinks_with_the_root_of_their_
     assert still_needed([0.0] * 20) == 0
     assert still_needed(np.random.default_rng(1).permutation([0.0] * 14 + [1.0] * 6)) == 20
     assert (still_needed([]), still_needed([5.0, 1.0, 9.0])) == (1, 3)
+
+
+@settings(max_examples=20)
+@given(st.floats(0.001, 0.5), st.integers(2, 500))
+def test_more_pairs_and_less_noise_see_smaller_effects(deviation: float, pairs: int) -> None:
+    assert smallest_detectable(deviation, pairs + 1) < smallest_detectable(deviation, pairs)
+    assert smallest_detectable(deviation / 2, pairs) < smallest_detectable(deviation, pairs)
+    assert pairs_needed(deviation, 0.02) >= pairs_needed(deviation / 2, 0.02) >= 6
+
+
+@settings(max_examples=20)
+@given(st.lists(st.floats(-0.5, 0.5), min_size=2, max_size=20), st.floats(0.001, 0.5))
+def test_the_sign_of_the_pilot_does_not_matter(pilot: list[float], band: float) -> None:
+    plan = plan_pairs(pilot, equal_within=band)
+
+    assert plan == plan_pairs([-value for value in pilot], equal_within=band)
+    assert plan.count >= 6

@@ -271,6 +271,15 @@ def test_where_sizes_scatter_more_than_they_were_measured_all_count_alike() -> N
     assert weighted.exponent == pytest.approx(plain.exponent, abs=0.02)
 
 
+def test_prediction_widens_outside_the_range() -> None:
+    (law,) = laws(power(2.0), NINE, 1)
+    widths = [math.log(law.predict(size).high / law.predict(size).low) for size in (256, 512, 1024, 4096, 65536)]
+
+    assert widths == sorted(widths)
+    assert widths[-1] > 1.5 * widths[0]
+    assert law.predict(256, 0.99).low < law.predict(256).low
+
+
 def test_the_frame_of_the_fit() -> None:
     rng = np.random.default_rng(64)
     costs = measured(rng, power(2.0), SIX)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import t, wilcoxon
+from scipy.stats import rankdata, t, wilcoxon
 
 from perfnb.stats.intervals import _below, _distribution, _rank, hodges_lehmann, signed_rank_p, spread, walsh_averages
 
@@ -94,6 +94,13 @@ def test_order_sign_and_unit(values: list[float], random: object) -> None:
     assert hodges_lehmann([-value for value in values]) == (-found.estimate, -found.high, -found.low)
     assert hodges_lehmann([value * 8 for value in values]) == tuple(8 * bound for bound in found)
     assert signed_rank_p([-value for value in values]) == signed_rank_p(values)
+
+
+@given(st.lists(st.floats(0.001, 10), min_size=1, max_size=20))
+def test_ranks_give_the_same_statistic_as_walsh_averages(values: list[float]) -> None:
+    signed = np.array(values) * np.where(np.arange(len(values)) % 2, -1, 1)
+    if len(set(np.abs(signed))) == len(signed) and 0 not in walsh_averages(signed):
+        assert np.sum(walsh_averages(signed) > 0) == rankdata(np.abs(signed))[signed > 0].sum()
 
 
 @pytest.mark.slow

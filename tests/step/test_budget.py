@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import nn
 import perfnb
 from perfnb.errors import CaptureError
 from perfnb.step.budget import MOST_WARMUP, Plan, require_passing_time
+from perfnb.step.ceilings import measure_ceilings
 from tests.fake_clock import FakeClock
 
 MS = 1_000_000
@@ -279,3 +281,10 @@ def test_a_clock_that_stands_still_ends_in_a_sentence_after_a_bounded_number_of_
     with pytest.raises(CaptureError, match=r"^The clock stood still for \d+ steps"):
         run(step)
     assert calls
+
+
+def test_ceilings_are_unknown_if_the_clock_stands_still(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PERFNB_CACHE", str(tmp_path))  # where nothing was measured before
+    monkeypatch.setattr(time, "perf_counter", lambda: 5.0)
+
+    assert measure_ceilings(["float32"], "cpu", refresh=True)["flops_per_s"] == {}

@@ -853,6 +853,19 @@ def test_a_profile_of_a_step_that_compiles_nothing_does_not_import_the_compiler(
 
 
 @pytest.mark.slow
+def test_the_layers_around_a_compiled_one_are_seen() -> None:
+    inner = torch.compile(three_linears(), backend="aot_eager")
+    model = nn.Sequential(nn.Linear(8, 8), inner)
+
+    p = profile_of(training_step(model, torch.randn(4, 8)))
+
+    layers = p.layers[~p.layers.index.str.startswith("(")]
+    assert layers["calls"].dropna().to_dict() == {"model": 1, "model.0": 1, "model.1": 1}
+    assert layers.index.tolist() == ["model", "model.0", "model.1", "model.1.0", "model.1.1", "model.1.2"]
+    assert f"torch.compile hides the layers inside model.1: {_WHY_HIDDEN}" in _text(p)
+
+
+@pytest.mark.slow
 def test_a_model_compiled_in_place_is_one_layer_too() -> None:
     model = Residual()
     model.compile(backend="aot_eager")

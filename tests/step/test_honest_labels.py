@@ -145,6 +145,19 @@ def test_an_odd_batch_or_variable_costs_no_profile() -> None:
     assert str(p)
 
 
+@pytest.mark.parametrize("step", [3, None])
+def test_what_cannot_be_a_step_is_refused_at_once(step: Any) -> None:
+    with pytest.raises(TypeError, match=r"pass step, not step\(\)\.$"):
+        short(step)
+
+
+def test_a_step_that_would_not_run_is_refused() -> None:
+    async def step() -> None: ...
+
+    with pytest.raises(TypeError, match="coroutine"):
+        short(step)
+
+
 @pytest.mark.slow
 def test_a_range_named_like_perfnbs_own_is_only_a_range() -> None:
     model = nn.Linear(8, 8)

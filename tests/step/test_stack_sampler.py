@@ -162,6 +162,11 @@ def test_phases_of_code_that_no_hook_sees() -> None:
     ]
 
 
+def test_inference_has_no_loss() -> None:
+    marks = [(10, "forward", True), (20, "forward", False)]
+    assert phases_of([sample(15), sample(25)], marks) == ["forward", "other"]
+
+
 def test_the_spans_between_marks_leave_out_what_is_recomputed_or_never_ends() -> None:
     marks = [
         *((1, "forward", True), (2, "loss", True), (3, "loss", False), (4, "forward", False), (5, "loss", False)),

@@ -94,6 +94,17 @@ def test_a_convolutions_backward_reads_only_what_its_gradients_need() -> None:
     assert backward == output + inputs + weight  # no weight read, no gradient of the input written
 
 
+def test_sparse_tensors_count_what_they_hold() -> None:
+    sparse = torch.eye(10).to_sparse()
+    dense = torch.ones(10, 10)
+    with OpCounter() as counter:
+        torch.sparse.mm(sparse, dense)
+    (call,) = (call for call in counter.calls if call.op == "aten::_sparse_addmm")
+    held = 10 * (4 + 2 * 8)
+
+    assert held + 2 * 400 <= call.bytes <= held + 3 * 400
+
+
 @pytest.mark.filterwarnings("ignore:Sparse (CSR|BSR) tensor support is in beta state")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 def test_a_tensor_occupies_the_bytes_of_its_elements_in_memory() -> None:

@@ -191,6 +191,26 @@ def test_a_step_is_compared_with_itself(monkeypatch: pytest.MonkeyPatch) -> None
     assert told == [(str, str, 3.0), (list, list, 4.0)]
 
 
+@pytest.mark.slow
+def test_the_step_that_is_compared_trains_and_leaves_the_random_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses: list[float] = []
+    loss = torch.nn.functional.cross_entropy
+
+    def seen(*given: Any) -> torch.Tensor:
+        found = loss(*given)
+        losses.append(found.item())
+        return found
+
+    monkeypatch.setattr(torch.nn.functional, "cross_entropy", seen)
+    before = torch.random.get_rng_state()
+    step = _small_step()
+    assert torch.equal(torch.random.get_rng_state(), before)
+    for _ in range(30):
+        step()
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0]
+
+
 def test_the_step_that_is_compared_is_one_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
     did: list[str] = []
 

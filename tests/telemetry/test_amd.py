@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import perfnb
 from perfnb.telemetry.sampler.amd import AmdSource, _plausible, is_likely
 from perfnb.telemetry.sampler.nvml import FIELDS, PCIE_THROUGHPUT
 from perfnb.telemetry.sampler.source import Absent, Lost
+from perfnb.telemetry.watcher import _torch_names
 
 FIRST, SECOND = "GPU-35b2a1f0c4d5e6f7", "GPU-9a8b7c6d5e4f3a2b"
 TOTAL = 192 * 2**30
@@ -267,3 +269,17 @@ def test_a_watch_reads_them(machine: Machine) -> None:
     assert rows["memory_bytes"].iloc[0] == 2**30
     assert watch.meta["devices"]["gpu0"]["name"] == "AMD Instinct MI300X"
     assert "GPU" not in watch.meta["absent"], "NVIDIA's driver is not missed on a machine with AMD GPUs"
+
+
+def test_torch_names_an_amd_gpu_by_its_uuid_in_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch for ROCm takes the characters of HIP's id for the bytes of a UUID."""
+    raw = SECOND.removeprefix("GPU-").encode().hex()
+    dashed = "-".join((raw[:8], raw[8:12], raw[12:16], raw[16:20], raw[20:]))
+    own = [dashed, FIRST.removeprefix("GPU-").encode().hex()]
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        device_count=lambda: 2,
+        get_device_properties=lambda index: SimpleNamespace(uuid=own[index]),
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    assert _torch_names([FIRST, SECOND]) == {FIRST: "gpu1", SECOND: "gpu0"}

@@ -15,7 +15,7 @@ from perfnb.timeline.data import _shortest_for
 from perfnb.timeline.memory import MemoryCurve
 from perfnb.timeline.timeline import JOINED, KINDS, Timeline, Track, coarser, longest_of, size_of_coarser
 from tests.recordings import US, ByHand
-from tests.timeline.test_timeline import timeline, told
+from tests.timeline.test_timeline import timeline, told, training
 
 Made = tuple[int, int, int, str]
 
@@ -51,6 +51,13 @@ TWO = (
     ],
     [(99, 5, 1, "forward")],  # on another thread
 )
+
+
+def busy() -> ByHand:
+    made = training()
+    for place in range(40):  # a crowd, then a long one, then two alone
+        made.op("aten::tiny", 1710 + 2 * place, 1711 + 2 * place)
+    return made.op("aten::long", 1800, 1850).op("aten::one", 1860, 1861).op("aten::two", 1880, 1881)
 
 
 def test_short_events_of_a_line_that_are_near_become_blocks_of_what_most_of_them_are() -> None:
@@ -127,6 +134,25 @@ def test_the_shortest_length_at_which_few_enough_remain_is_chosen() -> None:
         assert size_of_coarser(line, shortest) <= wanted < size_of_coarser(line, int(shortest / 2**0.25) - 1)
     assert _shortest_for(line, 6) == 1
     assert size_of_coarser(line, _shortest_for(line, 0)) == 1  # fewer there cannot be
+
+
+@pytest.mark.parametrize("shortest", [0, 3 * US, 12 * US, 100 * US, 10_000 * US])
+def test_links_of_a_coarser_timeline_lead_to_the_same_events(shortest: int) -> None:
+    line = timeline(busy().kernel("gemm", 1100, 1500, 1600))
+    few = coarser(line, shortest)
+    original = line.rows.set_index("event")
+    for name in ("launch", "forward"):
+        linked = few.rows[few.rows[name] >= 0]
+        for row in linked.itertuples():
+            target = few.rows.iloc[getattr(row, name)]
+            before = original.loc[row.event]
+            before = before[before["category"] == row.category].iloc[0] if isinstance(before, pd.DataFrame) else before
+            assert line.rows["event"].iloc[int(before[name])] == target["event"]
+    assert (
+        (few.rows[["start", "duration"]].to_numpy()[few.rows["duration"] >= shortest].shape[0])
+        >= (line.rows["duration"] >= shortest).sum()
+    )
+    assert few.span_ns == line.span_ns
 
 
 @pytest.mark.slow

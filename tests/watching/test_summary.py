@@ -138,6 +138,14 @@ def test_a_summary_of_nothing_is_empty() -> None:
     assert len(CHARTS) == 12
 
 
+def test_a_rate_that_was_seldom_known_has_no_total() -> None:
+    seldom: list[float | None] = [None, *[1e9, None, None, None] * 5]
+    table = machine_table(samples("gpu0", pcie_send_bytes_per_s=seldom, power_w=[5.0] * 21))
+    row = table.loc[("gpu0", "pcie_send_bytes_per_s")]
+    assert pd.isna(row["total"])
+    assert (row["median"], row["readings"]) == (1e9, 5)
+
+
 def test_exact_figures_stand_for_joined_readings() -> None:
     exact = {"host": {"disk_read_bytes_per_s": {"max": 9.0, "integral": 77.0, "known_s": 1.0, "readings": 40}}}
     row = machine_table(samples(disk_read_bytes_per_s=[None, 1.0, 2.0]), exact).loc[("host", "disk_read_bytes_per_s")]

@@ -15,7 +15,7 @@ import pytest
 from perfnb import quantities as fmt
 from perfnb.draw import escape, palette
 from perfnb.draw.as_text import document_text
-from perfnb.draw.document import Document, Picture, Series, Table, Value
+from perfnb.draw.document import Document, Line, Picture, Series, Table, Value
 from perfnb.draw.palette import LINES
 from perfnb.recording.schema import METRICS, conform
 from perfnb.telemetry.metrics import METRIC_WORDS, unit_of
@@ -163,6 +163,15 @@ def test_lines_are_what_was_read_and_ceilings_are_drawn_where_they_are_near() ->
     assert cpu.levels == {"cgroup limit": 4.0}
     assert list(charts)[2] == "Memory"
     assert "CPU (all cores: 800 %)" in [part.title for part in watch_document(samples.laptop()).sections[0].static]  # type: ignore[union-attr]
+
+
+def test_lines_of_a_chart_differ_in_colour() -> None:
+    for made in (samples.laptop(), samples.server(10.0), samples.server(10.0, 8)):
+        picture = watch_document(made).sections[0]
+        assert isinstance(picture, Picture)
+        lines: list[tuple[Line, ...]] = [part.lines for part in picture.static if isinstance(part, Series)]
+        for own in lines:
+            assert len({line.mark.colour for line in own}) == min(8, len(own))
 
 
 @pytest.mark.parametrize(
