@@ -152,10 +152,6 @@ def test_an_entry_that_cannot_be_saved_leaves_nothing(tmp_path: Path) -> None:
         perfnb.journal(tmp_path / "file")
 
 
-def slow(damage: str) -> Any:
-    return pytest.param(damage, marks=pytest.mark.slow)
-
-
 def edited(**changes: object) -> Callable[[Path], object]:
     def edit(path: Path) -> None:
         content = json.loads(path.read_text("utf-8"))
@@ -186,7 +182,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("damage", [*map(slow, list(DAMAGE)[1:]), "missing"])
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_entry_is_named_and_the_others_are_read(tmp_path: Path, damage: str) -> None:
     names = [write_entry(tmp_path, timing_entry(hours), nothing) for hours in range(3)]
     (tmp_path / "notes.txt").write_text("mine")
