@@ -127,8 +127,7 @@ def plan_pairs(
         return _within(most, budget_s, pair_s, most, least=FEWEST_PAIRS)
     freedom = len(pilot) - 1
     deviation = spread(pilot) * math.sqrt(freedom / float(chdtri(freedom, PILOT_CONFIDENCE)))
-    counted = min(10 * most, MOST_NEEDED)
-    needed = pairs_needed(deviation, math.log1p(equal_within), power=power, confidence=confidence, most=counted)
+    needed = pairs_needed(deviation, math.log1p(equal_within), power=power, confidence=confidence)
     sturdy = _within(max(needed, STURDY_PAIRS), budget_s, pair_s, most, least=FEWEST_PAIRS)
     return Planned(sturdy.count, needed)
 

@@ -75,7 +75,7 @@ def test_the_spread_of_a_pilot_is_its_upper_limit_of_80_percent() -> None:
     # The 20th percentile of chi squared with 9 degrees of freedom is 5.380.
     needed = pairs_needed(spread(pilot) * math.sqrt(9 / 5.380), math.log(1.02))
     assert plan_pairs(pilot) == Planned(needed, needed)
-    assert plan_pairs(20 * pilot, most=50) == Planned(50, 500)
+    assert plan_pairs(20 * pilot, most=50) == Planned(50, 100_000)
     assert not Planned(50, 500).enough
 
 
