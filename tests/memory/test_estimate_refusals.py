@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from torch._subclasses.fake_tensor import UnsupportedOperatorException
 
 from perfnb.errors import CaptureError
 from perfnb.memory.estimate.estimate import estimate_memory
-from perfnb.memory.estimate.fake_tensors import explained
+from perfnb.memory.estimate.fake_tensors import explained, pretending
 from perfnb.memory.estimate.model_step import model_step
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -143,3 +145,21 @@ def test_an_error_that_a_fake_tensor_causes_is_explained_and_any_other_is_the_us
         called = type("Library", (Raising,), of_library)(raised.with_traceback(None))
         with pytest.raises(error, match=r"Library, which is called in line \d+ of step "):
             step(called)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_settings_of_torch_are_restored_after_a_simulated_step(silent: bool) -> None:
+    log, layers = logging.getLogger("torch._subclasses.fake_tensor"), torch.backends.mha
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    log.disabled = silent
+    try:
+        with suppress(ZeroDivisionError), pretending():
+            torch.rand(5)
+            assert (log.disabled, layers.get_fastpath_enabled()) == (True, False)
+            raise ZeroDivisionError
+        assert (log.disabled, layers.get_fastpath_enabled()) == (silent, True)
+    finally:
+        log.disabled = False
+    assert torch.rand(1) == expected

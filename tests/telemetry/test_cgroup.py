@@ -180,6 +180,12 @@ def test_a_name_with_a_space_is_found(tree: Tree) -> None:
     assert cpu_limit(*tree.places) == 2.0
 
 
+def test_lines_that_do_not_describe_a_mounted_group_are_skipped(tree: Tree) -> None:
+    path = tree.proc / "mountinfo"
+    path.write_text("1 1 0:1 / - cgroup2 cgroup rw\n1 1 0:1 / /a - cgroup2 rw\n1 1 0:1 / /a - ext4 cgroup rw\n- -\n")
+    assert tree.limits() == (None, None)
+
+
 def test_a_name_that_cannot_be_one_is_not_found(tree: Tree) -> None:
     v2(tree)
     path = tree.proc / "mountinfo"
