@@ -422,7 +422,7 @@ class Facts:
         If the trace contains optimizer steps, only these optimizers are included.
         """
         known = [_named(part) for part in self._parts.get("optimizers") or ()]
-        return [part for part in known if not self.optimizer_classes or part["class"] in self.optimizer_classes]
+        return [part for part in known if not self.optimizer_classes or part.get("class") in self.optimizer_classes]
 
     @property
     def trainer(self) -> str:
@@ -430,7 +430,7 @@ class Facts:
 
         Optimizers prepared by an ``Accelerator`` are recognised by their class.
         """
-        prepared = any(part["class"] == "AcceleratedOptimizer" for part in self._parts.get("optimizers") or ())
+        prepared = any(part.get("class") == "AcceleratedOptimizer" for part in self._parts.get("optimizers") or ())
         return str(self.meta.get("loop", {}).get("trainer") or "accelerate" * prepared)
 
     @cached_property
