@@ -123,7 +123,8 @@ def _figures(summary: Summary) -> Iterator[Figure]:
         yield Figure("MFU", summary.mfu, "share", basis=basis)
     if summary.gpu is not None:
         yield Figure("GPU busy", summary.gpu.busy, "share", basis="of the traced steps")
-    yield traced
+    if summary.failure is None or summary.traced_ms is not None:
+        yield traced
 
 
 def _traced_basis(summary: Summary) -> str:
