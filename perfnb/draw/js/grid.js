@@ -168,7 +168,8 @@ export class Grid {
       const content = column.draw(i, this.filter?.found[i] ? this.query : "");
       if (c > 0) return h("td", { role: "gridcell", class: column.text ? "pf-text" : "" }, content);
       const indent = this.nested && `padding-left:${Math.min(16 * (this.level[i] - 1), 240) + 4}px`;
-      return h("th", { scope: "row", role: "rowheader", class: "pf-text", style: indent },
+      const isBlank = !String(content?.textContent ?? content ?? "").trim();  // a cell without words is not a heading
+      return h(isBlank ? "td" : "th", { scope: isBlank ? null : "row", role: isBlank ? "gridcell" : "rowheader", class: "pf-text", style: indent },
         this.nested && h("span", { class: inside ? "pf-twisty" : "pf-leaf", "aria-hidden": "true" }), content);
     });
     return h("tr", props, cells);
