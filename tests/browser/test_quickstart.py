@@ -89,7 +89,7 @@ def _opens_and_closes(report: Locator) -> None:
 
 
 def _sorts(report: Locator) -> None:
-    header = report.get_by_role("columnheader", name="Backward", exact=True)
+    header = report.get_by_role("columnheader", name="backward", exact=True)
     header.get_by_role("button").click()
     expect(header).to_have_attribute("aria-sort", re.compile("ascending|descending"))
     header.get_by_role("button").click()

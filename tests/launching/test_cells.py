@@ -51,7 +51,7 @@ def test_a_cell(kernel: Kernel) -> None:
 
     assert "[rank 0] 4\n" in reply.text()
     assert "[rank 1] 4\n" in reply.text()
-    assert reply.shown()[-1].startswith("perfnb · 2 ranks")
+    assert reply.shown()[-1].startswith("perfnb · ranks · 2 ranks")
     assert kernel.value("list(r.ranks)") == [0, 1]
     assert kernel.value("r[1].layers.loc['model.module.inner', 'module']") == "Sequential"
     assert kernel.value("all(torch.equal(a, b) for a, b in zip(before, model.parameters()))")

@@ -31,7 +31,7 @@ def made():
     feed = DataLoader(TensorDataset(torch.randn(64, 3, 8, 8), torch.randint(0, 4, (64,))), batch_size=8, shuffle=True)
     return net, adam, feed
 
-def train(net, adam, feed, steps):
+def train_net(net, adam, feed, steps):
     found = []
     while len(found) < steps:
         for images, labels in feed:
@@ -46,10 +46,10 @@ def train(net, adam, feed, steps):
     return found
 
 net, adam, feed = made()
-train(net, adam, feed, 5)
-alone = train(net, adam, feed, 50)
+train_net(net, adam, feed, 5)
+alone = train_net(net, adam, feed, 50)
 """
-AGAIN = "net, adam, feed = made()\n_ = train(net, adam, feed, 5)"
+AGAIN = "net, adam, feed = made()\n_ = train_net(net, adam, feed, 5)"
 LEVERS = (
     *("threads", "autocast", "channels_last", "fused_optimizer", "foreach_optimizer", "gc_freeze", "checkpointing"),
     "loader_workers",
@@ -82,7 +82,7 @@ def interrupted(bench: Bench, levers: tuple[str, ...], steps: int, delay_s: floa
         assert (reply.status, reply.error) == ("error", "KeyboardInterrupt"), f"{at}: {reply.message}"
         assert after.status == "aborted", f"{at}: the next cell ran"
         where = passed_through(kernel)
-    kernel.ok("after = train(net, adam, feed, 50)")
+    kernel.ok("after = train_net(net, adam, feed, 50)")
     assert kernel.value("after == alone"), f"{at}, in {where}: training continues differently"
     # The second are the threads that torch.compile keeps from its first compilation on.
     kept = ("QueueFeederThread", "ThreadPoolExecutor")
@@ -102,7 +102,7 @@ def training(bench: Bench) -> Bench:
     bench.kernel.ok(TRAINING)
     bench.kernel.ok(AGAIN)
     bench.kernel.ok(f"%%try_levers --quiet --budget 30 --levers gc_freeze for images, labels in feed{BODY}")
-    bench.kernel.ok("after = train(net, adam, feed, 50)")
+    bench.kernel.ok("after = train_net(net, adam, feed, 50)")
     assert bench.kernel.value("after == alone"), "it continues differently without an interrupt"
     bench.kernel.inside("look()")
     return bench
