@@ -47,7 +47,7 @@ def test_buckets_hold_the_bytes_of_the_parameters_and_phases_add_up() -> None:
     text = ranks._text()
     assert "median of 6 timed steps" in text
     assert "mean of 2 steps, as below" in text
-    assert "\nFindings" in text
+    assert "What each finding costs at most per step" in text
 
 
 class Net(nn.Module):
