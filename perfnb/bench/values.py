@@ -17,8 +17,7 @@ TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2, "bfloat16": 2e-
 FARTHER = 3.0
 #: The error that lower precision may cause, in units of the dtype's rounding (the gap between 1 and the next number).
 ROUNDINGS = 64
-#: The rounding of dtypes that explains more than the tolerance of float32.
-_EPSILON = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "int8": 1 / 127}
+_EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10, "int8": 1 / 127}
 
 SAME, NOISE, REDUCED, DIFFERENT, UNCHECKED = "exact", "within noise", "reduced precision", "different", "not checked"
 #: The verdicts, from the best to the worst.
@@ -69,7 +68,7 @@ def judge_values(errors: Errors, lowers: str = "", reorders: bool = False) -> Va
     if errors.vanished:
         return Values(DIFFERENT, worst, f"{errors.vanished[0]} is zero or missing")
     if lowers:
-        most = max(ROUNDINGS * _EPSILON.get(lowers, 0.0), TOLERANCES["float32"])
+        most = max(ROUNDINGS * _EPSILON[lowers], TOLERANCES["float32"])
         far = [name for name, error in errors.other.items() if error > max(most, FARTHER * errors.own[name])]
         said = f"{far[0]} is off by {errors.other[far[0]]:.2g}, which is more than {lowers} explains" if far else ""
         return Values(DIFFERENT if far else REDUCED, worst, said)
