@@ -30,8 +30,9 @@ def scored(function: Callable[..., Any], model: Any, x: Any, y: Any, training: b
     def called(net: Any, *_: Any) -> None:
         calls.append((torch.is_grad_enabled(), any(part.training for part in net.modules())))
 
-    model.register_forward_hook(called)
+    handle = model.register_forward_hook(called)
     said = result_of(function, model, x, y)
+    handle.remove()
     return {
         "said": said,
         "calls": len(calls),
