@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType, FunctionType, MappingProxyType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 Ref = Callable[[], Any]
@@ -42,7 +42,9 @@ def kept_call(step: Any, batches: Any, models: Sequence[Any] | None, names: Mapp
     places = getattr(getattr(step, "__func__", step), "__globals__", {})
     of_step = next((name for name, value in list(places.items()) if value is step), None)
     of_batches = next(iter(name_of_batches(step, batches)), None)
-    found_step, found_batches, found_models = _ref(step), _ref(batches, places, of_batches), _refs(models)
+    # Lists do not support weak references, so they are looked up by name instead.
+    found_batches = _ref(batches, lambda: places.get(of_batches))
+    found_step, found_models = _ref(step), _refs(models)
     named = {name: _ref(value) for name, value in names.items()}
 
     def find() -> dict[str, Any] | None:
@@ -91,11 +93,8 @@ def _refs(models: Sequence[Any] | None) -> Ref:
     return found
 
 
-def _ref(value: Any, places: Mapping[str, Any] = MappingProxyType({}), name: str | None = None) -> Ref:
-    """Return a function that returns the value for as long as it exists.
-
-    Lists do not support weak references, so they are looked up by name instead.
-    """
+def _ref(value: Any, find_again: Ref = lambda: None) -> Ref:
+    """Return a function that returns the value for as long as it exists, or `find_again` if that cannot be known."""
     if type(value) is FunctionType and not (value.__closure__ or value.__defaults__ or value.__kwdefaults__):
         return lambda: value
     if type(value) is MethodType:
@@ -103,4 +102,4 @@ def _ref(value: Any, places: Mapping[str, Any] = MappingProxyType({}), name: str
     try:
         return weakref.ref(value)
     except TypeError:
-        return lambda: None if name is None else places.get(name)
+        return find_again
